@@ -1,0 +1,134 @@
+"""Argument checks shared by every public function: one wording, checked once, at the public function.
+
+A message names the argument, says what it must be, what it was, and what to do next.
+TypeError is for the wrong kind of object or dtype, ValueError for a wrong shape or value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+
+def describe(value: object) -> str:
+    """How an error message shows a value: ``tensor of shape (3, 2), dtype int64`` or its repr."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)} and dtype {str(value.dtype).removeprefix('torch.')}"
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def compiling() -> bool:
+    """True while ``torch.compile`` or ``torch.export`` traces: checks that read values would break the graph."""
+    return torch.compiler.is_compiling()
+
+
+def readable(x: Tensor) -> bool:
+    """Whether values of `x` may be read now: not under torch.compile, not inside torch.func transforms."""
+    return not compiling() and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
+def check_scores(scores: object, name: str = "scores") -> Tensor:
+    """`scores` as a floating-point tensor with a last axis of at least one item."""
+    if not isinstance(scores, Tensor):
+        raise TypeError(
+            f"`{name}` must be a torch.Tensor, got {type(scores).__name__}. Convert it first: torch.as_tensor({name})."
+        )
+    if not scores.is_floating_point():
+        raise TypeError(
+            f"`{name}` must be real floating point, got dtype {str(scores.dtype).removeprefix('torch.')}. "
+            f"Convert it first: {name}.{'real' if scores.is_complex() else 'float()'}."
+        )
+    if scores.ndim == 0 or scores.shape[-1] == 0:
+        raise ValueError(
+            f"`{name}` must have a last axis of at least one item, got shape {tuple(scores.shape)}. "
+            "The last axis is the list; leading axes are batch."
+        )
+    return scores
+
+
+def check_where(where: object, like: Tensor, name: str = "scores") -> Tensor | None:
+    """`where` as a boolean mask of the shape of `like` (broadcast if it can be), or None."""
+    if where is None:
+        return None
+    if not isinstance(where, Tensor) or where.dtype != torch.bool:
+        got = f"dtype {str(where.dtype).removeprefix('torch.')}" if isinstance(where, Tensor) else type(where).__name__
+        raise TypeError(f"`where` must be a boolean tensor (True = a real item), got {got}. Convert it: where.bool().")
+    if where.shape != like.shape:
+        try:
+            where = where.expand(like.shape)
+        except RuntimeError:
+            raise ValueError(
+                f"`where` must have the shape of `{name}` {tuple(like.shape)}, got {tuple(where.shape)}."
+            ) from None
+    check_device(where, like, "where", name)
+    return where
+
+
+def check_device(x: Tensor, like: Tensor, name: str, like_name: str) -> None:
+    """Both on one device."""
+    if x.device != like.device:
+        raise ValueError(
+            f"`{name}` must be on the device of `{like_name}` ({like.device}), got {x.device}. "
+            f"Move it: {name}.to({like_name}.device)."
+        )
+
+
+def check_same_shape(x: Tensor, like: Tensor, name: str, like_name: str) -> None:
+    """Equal shapes: nothing is broadcast, since (n, 1) against (n,) would silently become (n, n)."""
+    if x.shape != like.shape:
+        hint = (
+            f" Drop the extra axis: {name}.squeeze(-1)."
+            if x.shape == (*like.shape, 1)
+            else f" Drop the extra axis: {like_name}.squeeze(-1)."
+            if like.shape == (*x.shape, 1)
+            else ""
+        )
+        raise ValueError(
+            f"`{name}` must have the shape of `{like_name}` {tuple(like.shape)}, got {tuple(x.shape)}.{hint}"
+        )
+
+
+def check_finite(x: Tensor, where: Tensor | None = None, name: str = "scores") -> None:
+    """No NaN or infinity among the real items. The message gives the count and the first position.
+
+    Reads the values, so it is skipped under torch.compile and torch.func, where NaN in gives NaN out.
+    """
+    if not readable(x):
+        return
+    bad = ~torch.isfinite(x)
+    if where is not None:
+        bad = bad & where
+    if bool(bad.any()):
+        first = tuple(int(i) for i in bad.nonzero()[0])
+        raise ValueError(
+            f"`{name}` must be finite, got {int(bad.sum())} NaN or infinite of {x.numel()} values, "
+            f"the first ({x[first].item()}) at index {first}. "
+            "Mask such items out with where=, or find the step that made them (torch.autograd.set_detect_anomaly)."
+        )
+
+
+def check_positive(value: float, name: str) -> None:
+    """A number above zero."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
+        raise ValueError(f"`{name}` must be a positive number, got {describe(value)}.")
+
+
+def check_at_least(value: int, low: int, name: str) -> None:
+    """A whole number of at least `low`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise ValueError(f"`{name}` must be a whole number of at least {low}, got {describe(value)}.")
+
+
+def check_choice(value: object, choices: Iterable[str], name: str) -> None:
+    """One of the named choices; the message lists them all."""
+    choices = list(choices)
+    if value not in choices:
+        raise ValueError(f"`{name}` must be one of {', '.join(choices)}, got {describe(value)}.")
+
+
+def working_dtype(*tensors: Tensor) -> torch.dtype:
+    """The dtype to compute in: float64 when a float64 tensor is among them, else float32, whatever autocast says."""
+    return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
