@@ -127,8 +127,3 @@ def check_choice(value: object, choices: Iterable[str], name: str) -> None:
     choices = list(choices)
     if value not in choices:
         raise ValueError(f"`{name}` must be one of {', '.join(choices)}, got {describe(value)}.")
-
-
-def working_dtype(*tensors: Tensor) -> torch.dtype:
-    """The dtype to compute in: float64 when a float64 tensor is among them, else float32, whatever autocast says."""
-    return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32

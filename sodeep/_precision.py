@@ -1,0 +1,35 @@
+"""Precision: ranks, targets and losses live in float32 or wider, whatever autocast says.
+
+The whole numbers above 256 do not fit in bfloat16, nor those above 2,048 in float16, so ranks in half precision are wrong.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def working_dtype(*tensors: Tensor) -> torch.dtype:
+    """The dtype to compute in: float64 when one of the tensors is float64, else float32."""
+    return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
+
+
+def full_precision(function: Callable[P, R]) -> Callable[P, R]:
+    """Run `function` outside autocast, on the device of its first tensor argument."""
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        tensor = next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)), None)
+        if tensor is None or not torch.is_autocast_enabled(tensor.device.type):
+            return function(*args, **kwargs)
+        with torch.autocast(tensor.device.type, enabled=False):
+            return function(*args, **kwargs)
+
+    return wrapper

@@ -1,0 +1,1 @@
+"""Losses: each a pure function ``x_loss(scores, target, *, ...)`` and a thin Module ``XLoss(...)`` over it."""
