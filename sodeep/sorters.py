@@ -216,6 +216,18 @@ class Sorter(nn.Module):
         return ranks
 
     @property
+    def trained_lengths(self) -> tuple[int, int] | None:
+        """Shortest and longest list it was trained on, if its file says so."""
+        lengths = self.trained.get("lengths")
+        return (lengths[0], lengths[-1]) if lengths else None
+
+    @property
+    def trained_range(self) -> tuple[float, float] | None:
+        """Lowest and highest score it was trained on, if its file says so."""
+        scores = self.trained.get("score_range")
+        return (scores[0], scores[-1]) if scores else None
+
+    @property
     def frozen(self) -> bool:
         """True after `freeze`."""
         return self._frozen
@@ -503,10 +515,14 @@ class SetSorter(Sorter):
         condition: int = 64,
         normalize: bool = True,
     ) -> None:
-        check_depth(len(frequencies), "len(frequencies)")
-        for value, option in (*((k, "frequencies") for k in frequencies), (heads, "heads"), (hidden, "hidden")):
+        if not isinstance(frequencies, (list, tuple)) or not 1 <= len(frequencies) <= MAX_DEPTH:
+            raise ValueError(
+                f"`frequencies` must be a list of 1 to {MAX_DEPTH} whole numbers, got {describe(frequencies)}."
+            )
+        for count in frequencies:
+            check_at_least(count, 1, "frequencies")
+        for value, option in ((heads, "heads"), (hidden, "hidden"), (condition, "condition")):
             check_at_least(value, 1, option)
-        check_at_least(condition, 1, "condition")
         config = {"frequencies": list(frequencies), "heads": heads, "hidden": hidden, "condition": condition}
         super().__init__(None, normalize=normalize, **config)
         *first, last = frequencies
