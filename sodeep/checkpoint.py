@@ -44,6 +44,15 @@ METADATA_KEY = "sodeep"
 STORED_DTYPES = (torch.float16, torch.float32, torch.float64)
 
 _MAX_HEADER = 10**8  # bytes: safetensors' own limit
+_HEADER_FIELDS = {
+    "format_version": int,
+    "sorter": str,
+    "config": dict,
+    "n_parameters": int,
+    "training": dict,
+    "library_version": str,
+    "sha256": str,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,7 +229,7 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> Path:
         raise FileNotFoundError(f"`path` must be in a folder that exists, got {path}. Make it first: {target.parent}.")
     if target.is_dir():
         raise ValueError(
-            f"`path` must be a file name, got {path}, which is a folder. Add a name: {path}/sorter.safetensors."
+            f"`path` must be a file, got {path}, which is a folder. Add a name: {path}/sorter.safetensors."
         )
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -256,9 +265,11 @@ def import_sodeep2019(path: str | os.PathLike[str]) -> Sorter:
         with _namespace_allowed():
             checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError, AttributeError, KeyError) as error:
+        asked = re.search(r"GLOBAL (\S+)", str(error))
+        found = f"it asks to run {asked[1]}, which is refused" if asked else _recognise(path) or "it is damaged"
         raise ValueError(
-            f"{path} is not a readable 2019 checkpoint: {_recognise(path) or _first_line(error)}. "
-            "It may hold tensors, plain values and the argparse.Namespace of the command line, nothing else."
+            f"{path} is not a 2019 checkpoint: {found}. It should be a torch.save file of a dict with the weights, plain "
+            "values and the argparse.Namespace of the command line, nothing else."
         ) from None
     if not isinstance(checkpoint, dict) or not {"args_dict", "state_dict"} <= checkpoint.keys():
         found = f"a dict of {sorted(map(str, checkpoint))[:8]}" if isinstance(checkpoint, dict) else type(checkpoint)
@@ -314,7 +325,7 @@ def _length_2019(name: str, tensors: Mapping[str, Tensor]) -> int | None:
         tied = key != "rnn.weight_ih_l0" or name == "lstm-end"
         tensor = tensors.get(key)
         if tied and isinstance(tensor, Tensor) and tensor.ndim > axis:
-            return tensor.shape[axis]
+            return int(tensor.shape[axis])
     return None
 
 
@@ -324,11 +335,6 @@ def _namespace_allowed() -> contextlib.AbstractContextManager[Any]:
         return torch.serialization.safe_globals([argparse.Namespace])
     torch.serialization.add_safe_globals([argparse.Namespace])  # torch 2.4 has no context
     return contextlib.nullcontext()
-
-
-def _first_line(error: Exception) -> str:
-    """The first sentence of an error's message."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0]
 
 
 def _shipped() -> dict[str, Path]:
@@ -434,15 +440,7 @@ def _parse_header(path: Path, data: bytes, size: int) -> dict[str, Any]:
             f"its format version is {version}, and this sodeep ({sodeep.__version__}) reads up to {FORMAT_VERSION}",
             "Update sodeep.",
         )
-    fields = {
-        "sorter": str,
-        "config": dict,
-        "n_parameters": int,
-        "training": dict,
-        "library_version": str,
-        "sha256": str,
-    }
-    for field, kind in {"format_version": int, **fields}.items():
+    for field, kind in _HEADER_FIELDS.items():
         if not isinstance(header, dict) or not isinstance(header.get(field), kind):
             raise _not_a_sorter(path, f"its header has no valid '{field}'")
     return dict(header)
