@@ -228,9 +228,7 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> Path:
     if not target.parent.is_dir():
         raise FileNotFoundError(f"`path` must be in a folder that exists, got {path}. Make it first: {target.parent}.")
     if target.is_dir():
-        raise ValueError(
-            f"`path` must be a file, got {path}, which is a folder. Add a name: {path}/sorter.safetensors."
-        )
+        raise ValueError(f"`path` must be a file, got {path}, which is a folder. Add a name: {path}/my.safetensors.")
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("xb") as file:
@@ -268,13 +266,14 @@ def import_sodeep2019(path: str | os.PathLike[str]) -> Sorter:
         asked = re.search(r"GLOBAL (\S+)", str(error))
         found = f"it asks to run {asked[1]}, which is refused" if asked else _recognise(path) or "it is damaged"
         raise ValueError(
-            f"{path} is not a 2019 checkpoint: {found}. It should be a torch.save file of a dict with the weights, plain "
-            "values and the argparse.Namespace of the command line, nothing else."
+            f"{path} is not a 2019 checkpoint: {found}. It should be a torch.save file of a dict with the weights, "
+            "plain values and the argparse.Namespace of the command line, nothing else."
         ) from None
     if not isinstance(checkpoint, dict) or not {"args_dict", "state_dict"} <= checkpoint.keys():
-        found = f"a dict of {sorted(map(str, checkpoint))[:8]}" if isinstance(checkpoint, dict) else type(checkpoint)
+        keys = f" with {sorted(map(str, checkpoint))[:8]}" if isinstance(checkpoint, dict) else ""
         raise ValueError(
-            f"{path} is not a 2019 checkpoint: it should be a dict with 'args_dict' and 'state_dict', found {found}. "
+            f"{path} is not a 2019 checkpoint: it should be a dict with 'args_dict' and 'state_dict', "
+            f"found {type(checkpoint).__name__}{keys}. "
             "Use the file that the training script wrote, not the bare weights."
         )
     args, weights = checkpoint["args_dict"], checkpoint["state_dict"]
@@ -282,14 +281,14 @@ def import_sodeep2019(path: str | os.PathLike[str]) -> Sorter:
     if not isinstance(args, dict) or not isinstance(weights, dict):
         raise ValueError(f"{path} is not a 2019 checkpoint: its 'args_dict' or 'state_dict' is of another type.")
     model = args.get("model_type")
-    if model not in _NAMES_2019:
+    if model not in _MODELS_2019:
         raise ValueError(
-            f"{path} holds a model that is not one of {', '.join(_NAMES_2019)}, got {describe(model)}. "
+            f"{path} must hold one of the models {', '.join(_MODELS_2019)}, got {describe(model)}. "
             "The 2019 'exa' has no weights: use sigmoid_rank."
         )
-    name = _NAMES_2019[model]
+    name, tied = _MODELS_2019[model]
     tensors = {_rename_2019(key): tensor for key, tensor in weights.items() if isinstance(tensor, Tensor)}
-    seq_len = _length_2019(name, tensors) or args.get("seq_len")
+    seq_len = int(tensors[tied].shape[-1]) if tied in tensors else args.get("seq_len")
     sorter = _restore(path, {"sorter": name, "config": {"seq_len": seq_len, "normalize": False}}, tensors)
     sorter.trained = {"source": "sodeep 2019", "lengths": [seq_len, seq_len]} if seq_len else {"source": "sodeep 2019"}
     for key, ours in (("epoch", "epoch"), ("best_rec", "validation_error")):
@@ -298,15 +297,16 @@ def import_sodeep2019(path: str | os.PathLike[str]) -> Sorter:
     return sorter.freeze()
 
 
-_NAMES_2019 = {
-    "cnn": "cnn",
-    "lstm": "lstm",
-    "lstmla": "lstm-large",
-    "lstme": "lstm-end",
-    "gruc": "gru",
-    "grup": "gru-proj",
-    "grus": "gru-sum",
-    "mlp": "mlp",
+# 2019 name: our name, and (by our name) the weight whose last axis is the length of list, if it is tied to one
+_MODELS_2019 = {
+    "cnn": ("cnn", "head.bias"),
+    "lstm": ("lstm", "head.bias"),
+    "lstmla": ("lstm-large", "head.bias"),
+    "lstme": ("lstm-end", "rnn.weight_ih_l0"),
+    "gruc": ("gru", None),
+    "grup": ("gru-proj", "head.bias"),
+    "grus": ("gru-sum", None),
+    "mlp": ("mlp", "layers.4.bias"),
 }
 
 
@@ -317,16 +317,6 @@ def _rename_2019(key: str) -> str:
     key = re.sub(r"^(conv1|layer10)\.", "head.", key)
     key = re.sub(r"^layer([1-9])\.", lambda match: f"layers.{int(match[1]) - 1}.", key)
     return re.sub(r"^lin([1-3])\.", lambda match: f"layers.{2 * int(match[1]) - 2}.", key)
-
-
-def _length_2019(name: str, tensors: Mapping[str, Tensor]) -> int | None:
-    """The length a 2019 network is tied to, from the shapes of its weights (by our names)."""
-    for key, axis in (("head.bias", 0), ("layers.4.bias", 0), ("rnn.weight_ih_l0", 1)):
-        tied = key != "rnn.weight_ih_l0" or name == "lstm-end"
-        tensor = tensors.get(key)
-        if tied and isinstance(tensor, Tensor) and tensor.ndim > axis:
-            return int(tensor.shape[axis])
-    return None
 
 
 def _namespace_allowed() -> contextlib.AbstractContextManager[Any]:
