@@ -281,14 +281,14 @@ def import_sodeep2019(path: str | os.PathLike[str]) -> Sorter:
     if not isinstance(args, dict) or not isinstance(weights, dict):
         raise ValueError(f"{path} is not a 2019 checkpoint: its 'args_dict' or 'state_dict' is of another type.")
     model = args.get("model_type")
-    if model not in _MODELS_2019:
+    if not isinstance(model, str) or model not in _MODELS_2019:
         raise ValueError(
             f"{path} must hold one of the models {', '.join(_MODELS_2019)}, got {describe(model)}. "
             "The 2019 'exa' has no weights: use sigmoid_rank."
         )
     name, tied = _MODELS_2019[model]
     tensors = {_rename_2019(key): tensor for key, tensor in weights.items() if isinstance(tensor, Tensor)}
-    seq_len = int(tensors[tied].shape[-1]) if tied in tensors else args.get("seq_len")
+    seq_len = int(tensors[tied].shape[-1]) if tied in tensors and tensors[tied].ndim else args.get("seq_len")
     sorter = _restore(path, {"sorter": name, "config": {"seq_len": seq_len, "normalize": False}}, tensors)
     sorter.trained = {"source": "sodeep 2019", "lengths": [seq_len, seq_len]} if seq_len else {"source": "sodeep 2019"}
     for key, ours in (("epoch", "epoch"), ("best_rec", "validation_error")):

@@ -600,7 +600,8 @@ class _FourierStage(nn.Module):
             nn.init.zeros_(self.correction.weight)
 
     def forward(self, y: Tensor, where: Tensor | None, count: Tensor) -> Tensor:
-        waves: Tensor = _Waves.apply(y, self.frequencies)  # type: ignore[no-untyped-call]  # (B, n, 2 K)
+        angles = y.unsqueeze(-1) * self.frequencies
+        waves = torch.cat([angles.cos(), angles.sin()], -1)  # (B, n, 2 K)
         real = torch.ones_like(y) if where is None else where.to(y.dtype)
         summary = torch.einsum("bnk,bn->bk", waves, real) / count
         cos, sin = summary.chunk(2, -1)  # (B, K)
@@ -618,31 +619,6 @@ class _FourierStage(nn.Module):
         gate = functional.silu(self.densities(densities) + shift.unsqueeze(-2))
         correction: Tensor = self.correction(torch.tanh(self.differences(differences)) * gate)
         return sharpest + 0.1 * correction.squeeze(-1)
-
-
-class _Waves(torch.autograd.Function):
-    """cos and sin of every coordinate (..., n) at every frequency (K,), as (..., n, 2 K).
-
-    The backward reuses both results instead of computing them again, and is differentiable itself.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(y: Tensor, frequencies: Tensor) -> Tensor:
-        angles = y.unsqueeze(-1) * frequencies
-        return torch.cat([angles.cos(), angles.sin()], -1)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(output, inputs[1])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        waves, frequencies = ctx.saved_tensors
-        cos, sin = waves.chunk(2, -1)
-        by_cos, by_sin = gradient.chunk(2, -1)
-        return (by_sin * cos - by_cos * sin) @ frequencies, None
 
 
 def need_seq_len(name: str, seq_len: int | None, otherwise: str = "or use a length-free sorter such as 'set'") -> int:
