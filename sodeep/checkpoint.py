@@ -23,7 +23,6 @@ import functools
 import hashlib
 import json
 import os
-import pickle
 import re
 import secrets
 from collections.abc import Mapping
@@ -258,11 +257,13 @@ def import_sodeep2019(path: str | os.PathLike[str]) -> Sorter:
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"`path` must be a 2019 checkpoint, got {path}, which is not a file.")
+        raise FileNotFoundError(f"`path` must be a 2019 checkpoint, got {path}, not a file.")
     try:
         with _namespace_allowed():
             checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError, AttributeError, KeyError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # whatever damaged bytes lead the reader to
         asked = re.search(r"GLOBAL (\S+)", str(error))
         found = f"it asks to run {asked[1]}, which is refused" if asked else _recognise(path) or "it is damaged"
         raise ValueError(
@@ -449,7 +450,8 @@ def _restore(path: Path, header: Mapping[str, Any], tensors: Mapping[str, Tensor
         with torch.device("meta"):
             sorter = build_sorter(header["sorter"], **header["config"])
     except (ValueError, TypeError, RuntimeError, OverflowError, MemoryError) as error:
-        raise _not_a_sorter(path, f"its config does not build a {header['sorter']} sorter: {error}") from None
+        reason = str(error).removesuffix(".")
+        raise _not_a_sorter(path, f"its config does not build a {header['sorter']} sorter: {reason}") from None
     expected = {key: tuple(tensor.shape) for key, tensor in sorter.state_dict().items()}
     found = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
     faults = [f"{key} is missing" for key in expected if key not in found]
