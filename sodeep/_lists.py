@@ -20,6 +20,8 @@ class Lists(NamedTuple):
     """bool: relevant real items."""
     negative: Tensor
     """bool: real items that are not relevant."""
+    masked: bool
+    """Whether there may be items that are neither."""
 
 
 def as_relevance(relevant: object, scores: Tensor, name: str = "relevant") -> Tensor:
@@ -51,4 +53,4 @@ def prepare(scores: Tensor, relevant: Tensor, where: Tensor | None = None) -> Li
     n = scores.shape[-1]
     positive = relevant if where is None else relevant & where
     negative = ~relevant if where is None else ~relevant & where
-    return Lists(values.reshape(-1, n), positive.reshape(-1, n), negative.reshape(-1, n))
+    return Lists(values.reshape(-1, n), positive.reshape(-1, n), negative.reshape(-1, n), where is not None)

@@ -503,7 +503,9 @@ def _per_query(
         order = _Order.of(values, positive, positive | negative)
         return metric(order).masked_fill(order.total == 0, torch.nan)
 
-    return _finish(_in_chunks(evaluate, chunk_size, *lists), name, "a relevant item", scores)
+    return _finish(
+        _in_chunks(evaluate, chunk_size, lists.scores, lists.positive, lists.negative), name, "a relevant item", scores
+    )
 
 
 def _compare_orders(

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from sodeep._checks import readable
-from sodeep._lists import Lists, prepare
+from sodeep._lists import Lists, as_relevance, prepare
 
-__all__ = ["ListStats", "Lists", "Loss", "UndefinedListWarning", "mean_over_defined", "prepare"]
+
+__all__ = [
+    "ListStats",
+    "Lists",
+    "Loss",
+    "UndefinedListWarning",
+    "as_relevance",
+    "mean_over_defined",
+    "prepare",
+]
 
 
 class ListStats(NamedTuple):
@@ -58,14 +68,12 @@ class Loss(nn.Module):
     A subclass sets `function` and calls `super().__init__(name=value, ...)` with that function's keyword arguments.
     """
 
+    function: Callable[..., Any]
+    """The loss as a pure function: ``function = staticmethod(x_loss)``."""
+
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.options = options
-
-    @staticmethod
-    def function(scores: Tensor, target: Tensor, **options: Any) -> Any:
-        """The loss as a pure function."""
-        raise NotImplementedError
 
     def forward(self, scores: Tensor, target: Tensor, where: Tensor | None = None, **extra: Any) -> Any:
         """The loss of `scores` (..., N) against `target` of the same shape; see the function of the same name."""
