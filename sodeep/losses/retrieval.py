@@ -154,17 +154,16 @@ def _sup_ap(
 ) -> tuple[Tensor, Tensor]:
     value, slope = scores.new_zeros(scores.shape[0]), torch.zeros_like(scores)
     for pairs in _walk(scores, positive):
-        gap, stranger = pairs.gap, 1 - pairs.friend
-        sigmoid = torch.sigmoid(gap / tau)
-        far = gap > delta
+        rank_among_positives = 1 + (torch.heaviside(pairs.gap, scores.new_tensor(0.5)) * pairs.friend).sum(1)
+        gap = pairs.gap.masked_fill_(pairs.friend.bool(), -torch.inf)  # from here on, to the irrelevant items
+        sigmoid, far = torch.sigmoid(gap / tau), gap > delta
         bound = torch.where(far, offset + rho * (gap - delta), sigmoid + 0.5 * (gap > 0))
-        rank_among_positives = 1 + (torch.heaviside(gap, gap.new_tensor(0.5)) * pairs.friend).sum(1)
-        rank = rank_among_positives + (bound * stranger).sum(1)
+        rank = rank_among_positives + bound.sum(1)
         precision = rank_among_positives / rank
         value.index_add_(0, pairs.query, precision)
-        # only the bound on the negatives moves: d precision / d bound = -precision / rank
+        # only the bound moves: d precision / d bound = -precision / rank
         by_gap = torch.where(far, rho, sigmoid * (1 - sigmoid) / tau)
-        _add_slope(slope, pairs, by_gap.mul_(stranger).mul_((-precision / rank).unsqueeze(1)))
+        _add_slope(slope, pairs, by_gap.mul_((-precision / rank).unsqueeze(1)))
     return _per_positive(value, slope, positive)
 
 
@@ -302,7 +301,8 @@ def quantized_ap_loss(
         AP_Q       = sum over m of  (h+_1 + ... + h+_m) / (h_1 + ... + h_m)  *  h+_m / number of relevant items
 
     The first and last bins are flat outwards: a score outside [low, high] belongs to the end bin and has no gradient.
-    Items of one bin count as tied, and each of them as above the others.
+    Equal scores count as at or above one another: AP_Q of scores at distinct centres is their exact AP, and an
+    irrelevant item that shares a relevant one's bin costs as if it were before it.
 
     Args:
         scores: (..., N) similarities, higher = better, the query itself left out.
@@ -358,7 +358,7 @@ class QuantizedAPLoss(Loss):
 def _soft_histograms(lists: Lists, num_bins: int, low: float, high: float) -> tuple[Tensor, Tensor]:
     """Triangular-kernel histograms (Q, num_bins) of relevant and of other items, from `high` down to `low`."""
     steps_down = ((high - lists.scores) * ((num_bins - 1) / (high - low))).clamp(0, num_bins - 1)
-    upper_bin = steps_down.detach().floor().clamp_(max=num_bins - 2)
+    upper_bin = steps_down.detach().floor().clamp(max=num_bins - 2)
     to_lower = steps_down - upper_bin
     # three histograms in one: of relevant items, of others, of what is masked
     kind = 2 - 2 * lists.positive.int() - lists.negative.int()

@@ -1,9 +1,9 @@
 """Semantic retrieval loss: rank the items in the order of their meaning, not only the relevant ones first.
 
-    >>> similarity = torch.tensor([[0.9, 0.1, 0.5], [0.2, 0.3, 0.9]])
-    >>> meaning = torch.tensor([[0.7, 0.2, 0.6], [0.9, 0.3, 0.1]])
-    >>> print(f"{asp_loss(similarity, meaning):.4f}")  # the first list is in order, the second in reverse
-    0.2222
+>>> similarity = torch.tensor([[0.9, 0.1, 0.5], [0.2, 0.3, 0.9]])
+>>> meaning = torch.tensor([[0.7, 0.2, 0.6], [0.9, 0.3, 0.1]])
+>>> print(f"{asp_loss(similarity, meaning):.4f}")  # the first list is in order, the second in reverse
+0.2222
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def asp_loss(
 
         R(i, x) = 1 + sum_{j != i} sigmoid((x_j - x_i) / tau)
 
-    A ratio of ranks weighs errors at the top of the list most. Equal scores share a rank. Where both ranks of an item are
-    equal its ratio is at its maximum, 1, and its gradient there is 0; near it, the gradient has a constant size.
+    A ratio of ranks weighs errors at the top of the list most. Equal scores share a rank. An item whose two ranks are
+    equal is at its maximum, a ratio of 1: its gradient is 0 there.
 
     Args:
         scores: (..., N) similarities of a query's items, higher = better.
@@ -63,9 +63,9 @@ def asp_loss(
             not finite, or a `tau` that is not positive.
 
     References:
-        Li, Song, Gao, Zeng, Zhang, Li. A Differentiable Semantic Metric Approximation in Probabilistic Embedding for Cross-Modal
-        Retrieval (DAA). NeurIPS 2022. Its released code takes the differences between a column and a row of the score
-        matrix, which is right for symmetric matrices only; here every list is compared with itself.
+        Li, Song, Gao, Zeng, Zhang, Li. A Differentiable Semantic Metric Approximation in Probabilistic Embedding for
+        Cross-Modal Retrieval (DAA). NeurIPS 2022. Its released code takes differences between a column and a row of
+        the score matrix, right for symmetric matrices only; here every list is compared with itself.
 
     Example:
         >>> from sodeep.ranks import exact_rank
