@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +36,8 @@ class Lists(NamedTuple):
     """bool: relevant real items."""
     negative: Tensor
     """bool: real items that are not relevant."""
+    masked: bool
+    """Whether there may be items that are neither."""
 
 
 def as_relevance(relevant: object, scores: Tensor, name: str = "relevant") -> Tensor:
@@ -66,7 +69,7 @@ def prepare(scores: Tensor, relevant: Tensor, where: Tensor | None = None) -> Li
     n = scores.shape[-1]
     positive = relevant if where is None else relevant & where
     negative = ~relevant if where is None else ~relevant & where
-    return Lists(values.reshape(-1, n), positive.reshape(-1, n), negative.reshape(-1, n))
+    return Lists(values.reshape(-1, n), positive.reshape(-1, n), negative.reshape(-1, n), where is not None)
 
 
 def mean_over_defined(
@@ -100,14 +103,12 @@ class Loss(nn.Module):
     A subclass sets `function` and calls `super().__init__(name=value, ...)` with that function's keyword arguments.
     """
 
+    function: Callable[..., Any]
+    """The loss as a pure function: ``function = staticmethod(x_loss)``."""
+
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.options = options
-
-    @staticmethod
-    def function(scores: Tensor, target: Tensor, **options: Any) -> Any:
-        """The loss as a pure function."""
-        raise NotImplementedError
 
     def forward(self, scores: Tensor, target: Tensor, where: Tensor | None = None, **extra: Any) -> Any:
         """The loss of `scores` (..., N) against `target` of the same shape; see the function of the same name."""
