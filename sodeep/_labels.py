@@ -28,7 +28,9 @@ def _from_python(labels: Any, name: str) -> Tensor:
     try:
         array = np.asarray(labels)
     except (TypeError, ValueError, RuntimeError):
-        array = np.empty(0, dtype="V")
+        array = np.empty((), dtype="V")
+    if isinstance(labels, (list, tuple)) and array.size == 0:
+        return torch.zeros(array.shape, dtype=torch.int64)  # numpy takes an empty list for floats
     if array.dtype.kind in "biuf":
         # longdouble and big-endian arrays have no torch dtype
         return torch.tensor(array.astype(np.float64) if array.dtype.kind == "f" else array.astype(array.dtype.type))
@@ -48,7 +50,7 @@ def _code(label: str) -> int:
 
 
 def as_labels(labels: Any, name: str = "labels", rows: int | None = None, of: str = "embeddings") -> Tensor:
-    """Checked labels: (n,) int64 or floating point, or multi-hot as (n, c) bool. A column (n, 1) counts as (n,).
+    """Checked labels: (n,) int64 or floating point, or multi-hot (n, c) int64. A column (n, 1) counts as (n,).
 
     Args:
         labels: in any form.
@@ -72,7 +74,7 @@ def as_labels(labels: Any, name: str = "labels", rows: int | None = None, of: st
                 f"`{name}` with two axes must be multi-hot (0 and 1 only), got {describe(values)} with other values. "
                 "One label a row goes in shape (n,)."
             )
-        return values != 0
+        return (values != 0).long()
     if values.is_floating_point():
         nan = values.isnan()
         if readable(values) and bool(nan.any()):

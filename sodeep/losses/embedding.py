@@ -61,22 +61,22 @@ SIMILARITIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def _check_embeddings(embeddings: object, name: str) -> Tensor:
+def _check_embeddings(embeddings: object, name: str, like: Tensor | None = None, like_name: str = "") -> None:
+    """Rows to compare, with those of `like` if given."""
     if not isinstance(embeddings, Tensor):
         raise TypeError(f"`{name}` must be a torch.Tensor of shape (n, d), got {type(embeddings).__name__}.")
     if not embeddings.is_floating_point():
         raise TypeError(f"`{name}` must be real floating point, got {describe(embeddings)}.")
     if embeddings.ndim != 2 or embeddings.shape[1] == 0:
         raise ValueError(f"`{name}` must have shape (n, d), one row an item, got shape {tuple(embeddings.shape)}.")
+    if like is not None:
+        width = like.shape[1]
+        if embeddings.shape[1] != width:
+            raise ValueError(
+                f"`{name}` must have the width of `{like_name}` ({width}), got shape {tuple(embeddings.shape)}."
+            )
+        check_device(embeddings, like, name, like_name)
     check_finite(embeddings, name=name)
-    return embeddings
-
-
-def _check_pair(x: Tensor, y: Tensor, x_name: str, y_name: str) -> None:
-    """Two sets of checked rows that can be compared."""
-    if x.shape[1] != y.shape[1]:
-        raise ValueError(f"`{y_name}` must have the width of `{x_name}` ({x.shape[1]}), got shape {tuple(y.shape)}.")
-    check_device(y, x, y_name, x_name)
 
 
 def _similarities(x: Tensor, y: Tensor, similarity: str) -> Tensor:
@@ -170,8 +170,8 @@ def pairwise_scores(
             raise ValueError("`ref_embeddings` must be given with `ref_labels`, got None.")
         references = embeddings
     else:
-        references = _check_embeddings(ref_embeddings, "ref_embeddings")
-        _check_pair(embeddings, references, "embeddings", "ref_embeddings")
+        _check_embeddings(ref_embeddings, "ref_embeddings", embeddings, "embeddings")
+        references = ref_embeddings
     relevant = _relevance(
         labels, ref_labels, len(embeddings), len(references), ref_embeddings is not None, embeddings.device
     )
@@ -238,7 +238,7 @@ class EmbeddingMemory(nn.Module):
     def check_labels(self, labels: Any, rows: int) -> Tensor:
         """`labels` of `rows` rows as they would be stored; TypeError or ValueError if they cannot be."""
         checked = as_labels(label_tensor(labels).to(self.labels.device), "labels", rows)
-        if checked.dtype != self.labels.dtype or checked.shape[1:] != self.labels.shape[1:]:
+        if checked.is_floating_point() or checked.shape[1:] != self.labels.shape[1:]:
             kind = "whole numbers or strings (n,)" if self.num_classes is None else f"multi-hot (n, {self.num_classes})"
             raise ValueError(f"`labels` must be {kind} for this memory, got {describe(labels)}.")
         return checked
@@ -256,7 +256,7 @@ class EmbeddingMemory(nn.Module):
         skip = max(len(embeddings) - self.size, 0)
         places = (self.seen + torch.arange(skip, len(embeddings), device=self.seen.device)) % self.size
         self.embeddings[places] = embeddings[skip:].to(self.embeddings)
-        self.labels[places] = labels[skip:]
+        self.labels[places] = labels[skip:].to(self.labels)
         self.seen += len(embeddings)
 
     def get(self) -> tuple[Tensor, Tensor]:
@@ -364,9 +364,7 @@ class EmbeddingLoss(nn.Module):
                 f"{tuple(labels.shape)}. Multi-hot labels of as many classes as rows go in as numbers: labels.int()."
             )
         if self.gather:
-            labels = as_labels(labels, "labels", len(embeddings))
-            # multi-hot as numbers: of the whole batch, so many rows as classes must not read as a relevance matrix
-            return gather_rows(embeddings), gather_rows(labels.long() if labels.ndim == 2 else labels)
+            return gather_rows(embeddings), gather_rows(as_labels(labels, "labels", len(embeddings)))
         return embeddings, labels
 
     def extra_repr(self) -> str:
@@ -412,8 +410,7 @@ class CrossModalLoss(nn.Module):
     def forward(self, queries: Tensor, gallery: Tensor, relevant: Any = None) -> Any:
         """The mean of the losses of both directions."""
         _check_embeddings(queries, "queries")
-        _check_embeddings(gallery, "gallery")
-        _check_pair(queries, gallery, "queries", "gallery")
+        _check_embeddings(gallery, "gallery", queries, "queries")
         if self.gather:
             queries, gallery = gather_rows(queries), gather_rows(gallery)
         n, m = len(queries), len(gallery)
