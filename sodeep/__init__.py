@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 from sodeep import evaluation, generators, losses, metrics, ranks, training
 from sodeep.checkpoint import SorterCard, import_sodeep2019, list_sorters, load_sorter, save_sorter
 from sodeep.evaluation import climb, rank_error
+from sodeep.export import export_sorter
 from sodeep.generators import DEFAULT, DISTRIBUTIONS, SODEEP2019
 from sodeep.losses import (
     ASPLoss,
@@ -130,6 +131,7 @@ __all__ = [
     "contributing_pairs",
     "evaluation",
     "exact_rank",
+    "export_sorter",
     "fast_ap_loss",
     "gather",
     "generators",

@@ -1,4 +1,4 @@
-"""The command line: ``sodeep train-sorter``, ``evaluate-sorter``, ``list-sorters``, ``import-sorter``."""
+"""The command line: ``sodeep train-sorter``, ``evaluate-sorter``, ``list-sorters`` and others."""
 
 from __future__ import annotations
 
@@ -248,9 +248,25 @@ def evaluate_sorter(
 @click.option("--overwrite", is_flag=True, help="Replace OUT.")
 def import_sorter(checkpoint: Path, out: Path, overwrite: bool) -> None:
     """Convert CHECKPOINT, written by the 2019 training script, to OUT (.safetensors), running no code from it."""
-    if out.exists() and not overwrite:
-        raise FileExistsError(f"`out` {out} exists. Choose another name, or replace it: overwrite=True.")
+    _keep(out, overwrite)
     sorter = sodeep.import_sodeep2019(checkpoint)
     sodeep.save_sorter(out, sorter, training={"imported_from": checkpoint.name})
     length = "any length" if sorter.seq_len is None else f"n = {sorter.seq_len}"
     click.echo(f"Wrote {out}: {sorter.name}, {length}.")
+
+
+@main.command("export-sorter")
+@click.argument("sorter")
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--n", type=int, help="Fix the length of the lists; recurrent sorters need it.")
+@click.option("--overwrite", is_flag=True, help="Replace OUT.")
+def export_sorter(sorter: str, out: Path, n: int | None, overwrite: bool) -> None:
+    """Write SORTER, a shipped name or a file, as a torch.export program OUT (.pt2) that runs without sodeep."""
+    _keep(out, overwrite)
+    sodeep.export_sorter(out, sodeep.load_sorter(sorter), n)
+    click.echo(f'Wrote {out}. Use it:  torch.export.load("{out}").module()(scores)')
+
+
+def _keep(out: Path, overwrite: bool) -> None:
+    if out.exists() and not overwrite:
+        raise FileExistsError(f"`out` {out} exists. Choose another name, or replace it: overwrite=True.")

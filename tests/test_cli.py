@@ -187,5 +187,14 @@ def test_import_sorter_refuses_to_overwrite(run, trained):
     fails(run("import-sorter", "old.pth", "new.safetensors"), "old.pth")
 
 
+def test_export_sorter(run, trained, tmp_path):
+    result = run("export-sorter", trained, "s.pt2")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "s.pt2").stat().st_size > 0
+    fails(
+        run("export-sorter", trained, "s.pt2"), "`out` s.pt2 exists. Choose another name, or replace it: --overwrite."
+    )
+
+
 def test_version(run):
     assert run("--version").output.strip() == f"sodeep, version {sodeep.__version__}"

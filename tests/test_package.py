@@ -18,6 +18,7 @@ ORDER = [
     "generators",
     "sorters",
     "checkpoint",
+    "export",
     "metrics",
     "evaluation",
     "pictures",

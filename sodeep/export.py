@@ -1,0 +1,63 @@
+"""Sorters as a program that runs without sodeep: ``torch.export`` files (.pt2)."""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+
+import torch
+from torch import nn
+
+from sodeep._checks import check_at_least
+from sodeep.checkpoint import write_atomic
+from sodeep.sorters import Sorter
+
+
+def export_sorter(path: str | os.PathLike[str], sorter: Sorter, n: int | None = None) -> None:
+    """Write a sorter as a ``torch.export`` program: scores (lists, n) -> ranks (lists, n), any number of lists.
+
+    The program is read with ``torch.export.load(path).module()`` where torch is but sodeep is not, and gradients reach
+    its scores. It does not check them: NaN in gives NaN out.
+
+    Args:
+        path: the .pt2 file.
+        sorter: a sorter, frozen or not; its weights become constants.
+        n: fix the length of the lists. None: any length from 2 on, or the one length of a length-tied sorter. The
+            recurrent sorters that take any length need it: ``torch.export`` unrolls their loop.
+
+    Raises:
+        ValueError: a recurrent sorter without `n`, or an `n` that is not the sorter's.
+
+    Example:
+        >>> import sodeep, tempfile
+        >>> sorter = sodeep.build_sorter("set")
+        >>> with tempfile.NamedTemporaryFile(suffix=".pt2") as file:
+        ...     export_sorter(file.name, sorter)
+        ...     program = torch.export.load(file.name).module()
+        >>> scores = torch.randn(3, 12)
+        >>> torch.allclose(program(scores), sorter(scores))
+        True
+    """
+    recurrent = any(isinstance(module, nn.RNNBase) for module in sorter.modules())
+    if sorter.seq_len is not None and n not in (None, sorter.seq_len):
+        raise ValueError(f"`n` must be {sorter.seq_len}, the length this {sorter.name} sorter was built for, got {n}.")
+    n = n or sorter.seq_len
+    if n is None and recurrent:
+        raise ValueError(
+            f"`n` must be given for the {sorter.name} sorter, whose loop over the list is unrolled, got None. "
+            "Name the length of your lists."
+        )
+    shape = {0: torch.export.Dim("lists")}
+    if n is None:
+        shape[1] = torch.export.Dim("n", min=2)
+    else:
+        check_at_least(n, 1, "n")
+    scores = torch.zeros(3, n or 7, device=next(sorter.parameters()).device)
+    with warnings.catch_warnings():
+        # RNN modules keep their weights in a second, unregistered list
+        warnings.filterwarnings("ignore", message=r"The tensor attributes? self\.rnn\._flat_weights")
+        program = torch.export.export(sorter, (scores,), dynamic_shapes=(shape,))
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer)
+    write_atomic(path, buffer.getvalue())

@@ -1,0 +1,35 @@
+"""Exported programs give the ranks and the gradients of the sorter they were made from."""
+
+import pytest
+import torch
+
+import sodeep
+
+
+@pytest.mark.parametrize(
+    ("name", "seq_len", "n", "shape"),
+    [("set", None, None, (5, 33)), ("set", None, 9, (2, 9)), ("mlp", 6, None, (4, 6)), ("gru", None, 5, (2, 5))],
+)
+def test_program_is_the_sorter(tmp_path, name, seq_len, n, shape):
+    sorter = sodeep.build_sorter(name, seq_len).freeze()
+    sodeep.export_sorter(tmp_path / "s.pt2", sorter, n)
+    program = torch.export.load(tmp_path / "s.pt2").module()
+    results = []
+    for function in (sorter, program):
+        scores = torch.randn(shape, generator=torch.Generator().manual_seed(0), requires_grad=True)
+        ranks = function(scores)
+        ranks.square().sum().backward()
+        results.append((ranks, scores.grad))
+    torch.testing.assert_close(results[0], results[1])
+
+
+def test_recurrent_sorter_needs_a_length(tmp_path):
+    message = (
+        "^`n` must be given for the gru sorter, whose loop over the list is unrolled, got None. "
+        "Name the length of your lists.$"
+    )
+    with pytest.raises(ValueError, match=message):
+        sodeep.export_sorter(tmp_path / "s.pt2", sodeep.build_sorter("gru"))
+    with pytest.raises(ValueError, match=r"^`n` must be 6, the length this mlp sorter was built for, got 7.$"):
+        sodeep.export_sorter(tmp_path / "s.pt2", sodeep.build_sorter("mlp", 6), 7)
+    assert not list(tmp_path.iterdir())
