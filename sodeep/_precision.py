@@ -1,6 +1,6 @@
 """Precision: ranks, targets and losses live in float32 or wider, whatever autocast says.
 
-The whole numbers above 256 do not fit in bfloat16, nor those above 2,048 in float16, so ranks in half precision are wrong.
+The whole numbers above 256 do not fit in bfloat16, nor those above 2,048 in float16: ranks in half precision are wrong.
 """
 
 from __future__ import annotations

@@ -1,0 +1,352 @@
+"""Losses on ranks: Spearman, mean average precision and recall, on any rank function.
+
+Each takes ``rank_fn``, any callable from scores (..., n) to ranks (..., n), 1 = highest: a trained sorter,
+`laplace_rank`, or your own. Where a loss says "rank of i", that is what it calls; the ranks of targets are exact.
+Ranks are divided by the number of items, as in SoDeep (Engilberge et al., CVPR 2019), so that losses of lists of
+different lengths are alike.
+
+As modules, `SpearmanLoss(rank_fn)` and the others hold a sorter as the submodule ``rank_fn``, so ``.to(device)`` moves
+it, and freeze it: an optimiser that is handed the loss finds nothing to train.
+
+    >>> import torch
+    >>> from sodeep.losses.rank import SpearmanLoss
+    >>> from sodeep.ranks import laplace_rank
+    >>> criterion = SpearmanLoss(laplace_rank)
+    >>> scores = torch.tensor([0.1, 0.9, 0.4], requires_grad=True)
+    >>> criterion(scores, torch.tensor([3.0, 2.0, 1.0])).backward()
+    >>> scores.grad[0] < 0  # the first should rise
+    tensor(True)
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sodeep._checks import (
+    check_at_least,
+    check_choice,
+    check_device,
+    check_finite,
+    check_same_shape,
+    check_scores,
+    check_where,
+    describe,
+)
+from sodeep._precision import full_precision, working_dtype
+from sodeep.losses._common import Loss, mean_over_defined, prepare
+from sodeep.ranks import RankFunction, apply_rank_fn, exact_rank
+
+
+class SpearmanStats(NamedTuple):
+    """Parts of a `spearman_loss`, detached."""
+
+    total: int
+    """Lists in the batch."""
+    defined: Tensor
+    """Lists that the rank term is the mean over."""
+    rank: Tensor
+    """The rank term."""
+    value: Tensor
+    """The value term, before its weight."""
+
+
+@full_precision
+def spearman_loss(
+    scores: Tensor,
+    target: Tensor,
+    *,
+    rank_fn: RankFunction,
+    where: Tensor | None = None,
+    value_weight: float = 0.0,
+    value_loss: str = "l1",
+    return_stats: bool = False,
+) -> Any:
+    """Mean squared difference between the ranks of the scores and those of the targets.
+
+    loss = mean over lists of 1/n * sum over i of ((rank_fn(scores)_i - exact_rank(target)_i) / n)^2  [+ value term]
+
+    (Engilberge et al., CVPR 2019, who sum the squares). With exact ranks and no ties this is
+    (1 - rho) (n^2 - 1) / (6 n^2), rho being Spearman's correlation. Equal targets have equal (average) ranks.
+
+    A rank does not know the scale of a score. Where predictions should also be near the targets, or for the first
+    epochs, add a value term: ``value_weight * mean |scores - target|`` ("l1") or the mean of the squares ("mse").
+
+    Args:
+        scores: (..., n) predictions, floating point; several lists at once are independent of one another.
+        target: same shape, floating point or whole numbers; only their order counts, except in the value term.
+        rank_fn: scores (..., n) -> ranks (..., n), 1 = highest.
+        where: (..., n), boolean, True = a real item. n is then the number of real items of each list.
+        value_weight: weight of the value term.
+        value_loss: "l1" or "mse".
+        return_stats: also return `SpearmanStats`: the parts, and how many lists were defined.
+
+    Returns:
+        Scalar, at least 0. A list of fewer than two real items, or whose targets are all equal, has no order to learn
+        and is left out of the rank term (not of the value term); when every list is, that term is a zero that keeps the
+        graph, with an `UndefinedListWarning`. Constant predictions give a finite loss and gradient, as far as `rank_fn`
+        gives finite ones.
+
+    Raises:
+        TypeError: `scores` are not floating point, or `where` is not boolean.
+        ValueError: shapes differ, (n, 1) against (n,) included; a real item is NaN or infinite; an option is unknown.
+
+    Example:
+        >>> from sodeep.ranks import exact_rank
+        >>> spearman_loss(torch.tensor([0.3, 0.1, 0.2]), torch.tensor([1.0, 2.0, 3.0]), rank_fn=exact_rank)
+        tensor(0.2222)
+    """
+    if not isinstance(value_weight, (int, float)) or not 0 <= value_weight < math.inf:
+        raise ValueError(f"`value_weight` must be a finite number of at least 0, got {describe(value_weight)}.")
+    check_choice(value_loss, ("l1", "mse"), "value_loss")
+    x, y, real = _prepare_regression(scores, target, where)
+    ranks = apply_rank_fn(rank_fn, x, where=None if where is None else real)
+    n = real.sum(-1, keepdim=True).clamp(min=1)
+    error = ((ranks.to(x.dtype) - exact_rank(y, where=real).to(x.dtype)) / n).square()
+    low, high = y.masked_fill(~real, torch.inf).amin(-1), y.masked_fill(~real, -torch.inf).amax(-1)
+    needs = "two items with different targets"
+    rank_term = mean_over_defined(_mean_of_real(error, real), low < high, x, needs=needs)
+
+    gap = x - y.to(x.dtype)
+    value_term = _mean_of_real(gap.abs() if value_loss == "l1" else gap.square(), real)
+    value_term = value_term.sum() / real.any(-1).sum().clamp(min=1)
+    loss = rank_term + value_weight * value_term if value_weight else rank_term
+    if not return_stats:
+        return loss
+    return loss, SpearmanStats(len(x), (low < high).sum(), rank_term.detach(), value_term.detach())
+
+
+@full_precision
+def map_loss(
+    scores: Tensor,
+    relevant: Tensor,
+    *,
+    rank_fn: RankFunction,
+    where: Tensor | None = None,
+    form: str = "ap",
+    return_stats: bool = False,
+) -> Any:
+    """Mean average precision, from the ranks of the relevant items.
+
+    form="ap": loss = 1 - AP, with AP = mean over the relevant i of (rank of i among the relevant) / (rank of i among
+    all), `rank_fn` giving both. With exact ranks and no ties this is exact average precision.
+
+    form="rank_sum": loss = mean over the relevant i of (rank of i) / n: what SoDeep calls its mAP loss (Engilberge et
+    al., CVPR 2019), the sum <f(y), y*> of the relevant items' ranks. The paper's value is the sum, over the lists, of
+    this times the number of relevant items. It is a bound in spirit only: the last item matters as much as the first.
+
+    For multi-label classification, as in the paper, a list is a class: pass ``scores.T`` and ``labels.T`` of scores and
+    labels (images, classes).
+
+    A rank function for lists of one length (one with a `seq_len`, such as the lstm sorter) cannot rank the relevant
+    items alone. Their exact ranks then stand in the numerator, as constants: the gradient is that of the denominator.
+
+    Args:
+        scores: (..., N), floating point, higher = better; the last axis is the list.
+        relevant: (..., N), boolean.
+        rank_fn: scores (..., n) -> ranks (..., n), 1 = highest.
+        where: (..., N), boolean, True = a real item.
+        form: "ap" or "rank_sum".
+        return_stats: also return `ListStats`, how many lists there were and how many were defined.
+
+    Returns:
+        Scalar, the mean over the lists that have a relevant item: in [0, 1) and (0, 1] with exact ranks; a soft or
+        learned rank function can leave that range by its error. When no list has one: a zero that keeps the graph, with
+        an `UndefinedListWarning`.
+
+    Raises:
+        TypeError: `scores` are not floating point, or `where` is not boolean.
+        ValueError: shapes differ, a real item is NaN or infinite, `relevant` holds more than 0 and 1, unknown form.
+
+    Example:
+        >>> from sodeep.ranks import exact_rank
+        >>> scores, relevant = torch.tensor([0.9, 0.2, 0.4]), torch.tensor([True, True, False])
+        >>> map_loss(scores, relevant, rank_fn=exact_rank)  # 1 - (1/1 + 2/3) / 2
+        tensor(0.1667)
+        >>> map_loss(scores, relevant, rank_fn=exact_rank, form="rank_sum")  # (1/3 + 3/3) / 2
+        tensor(0.6667)
+    """
+    check_choice(form, ("ap", "rank_sum"), "form")
+    x, positive, negative, *_ = prepare(scores, relevant, where)
+    real = positive | negative
+    ranks = apply_rank_fn(rank_fn, x, where=None if where is None else real)
+    if form == "rank_sum":
+        terms = ranks / real.sum(-1, keepdim=True).clamp(min=1)
+    else:
+        friends = exact_rank(x, positive) if _has_one_length(rank_fn) else apply_rank_fn(rank_fn, x, where=positive)
+        # the ranks of masked items are 0, and 0 / 0 must not reach the gradient
+        terms = 1 - friends / ranks.masked_fill(~positive, 1)
+    return mean_over_defined(_mean_of_real(terms, positive), positive.any(-1), x, return_stats)
+
+
+@full_precision
+def recall_loss(
+    scores: Tensor,
+    relevant: Tensor,
+    *,
+    rank_fn: RankFunction,
+    margin: float = 0.2,
+    hardest: int = 1,
+    where: Tensor | None = None,
+    return_stats: bool = False,
+) -> Any:
+    """Hinge between the ranks of the relevant items and those of the hardest others (SoDeep's recall loss).
+
+    loss = mean over relevant p of max over other c of max(0, margin + r_p - r_c), r = rank_fn(scores) / n
+
+    (Engilberge et al., CVPR 2019, with one relevant item per list). The hardest others are those of the best rank; with
+    `hardest` above 1 the mean over so many of them is taken.
+
+    Args:
+        scores: (..., N), floating point, higher = better; the last axis is the list.
+        relevant: (..., N), boolean.
+        rank_fn: scores (..., n) -> ranks (..., n), 1 = highest.
+        margin: by how much of the list a relevant item should be ahead, as a share of its length. The released code
+            takes the same argument and never reads it: it computes margin = 1/n, which any correct order satisfies.
+        hardest: how many others per list.
+        where: (..., N), boolean, True = a real item.
+        return_stats: also return `ListStats`, how many lists there were and how many were defined.
+
+    Returns:
+        Scalar in [0, 1 + margin): the mean over the lists with a relevant item and another. When there is none: a zero
+        that keeps the graph, with an `UndefinedListWarning`.
+
+    Raises:
+        TypeError: `scores` are not floating point, or `where` is not boolean.
+        ValueError: shapes differ, a real item is NaN or infinite, `relevant` holds more than 0 and 1, `margin` is
+            negative, `hardest` is below 1.
+
+    Example:
+        >>> from sodeep.ranks import exact_rank
+        >>> scores, relevant = torch.tensor([0.9, 0.8, 0.2, 0.1]), torch.tensor([False, True, False, False])
+        >>> recall_loss(scores, relevant, rank_fn=exact_rank)  # 0.2 + 2/4 - 1/4
+        tensor(0.4500)
+    """
+    if not isinstance(margin, (int, float)) or not 0 <= margin < math.inf:
+        raise ValueError(f"`margin` must be a finite number of at least 0, got {describe(margin)}.")
+    check_at_least(hardest, 1, "hardest")
+    x, positive, negative, *_ = prepare(scores, relevant, where)
+    real = positive | negative
+    ranks = apply_rank_fn(rank_fn, x, where=None if where is None else real)
+    ranks = ranks / real.sum(-1, keepdim=True).clamp(min=1)
+    # the smallest ranks of the others; infinite where a list has fewer, which the hinge turns into 0
+    rivals = ranks.masked_fill(~negative, torch.inf).topk(min(hardest, x.shape[-1]), largest=False).values
+    hinge = (margin + ranks.unsqueeze(-1) - rivals.unsqueeze(-2)).relu()  # (Q, N, hardest)
+    per_item = hinge.sum(-1) / rivals.isfinite().sum(-1, keepdim=True).clamp(min=1)
+    needs = "a relevant item and another"
+    defined = positive.any(-1) & negative.any(-1)
+    return mean_over_defined(_mean_of_real(per_item, positive), defined, x, return_stats, needs)
+
+
+class _RankLoss(Loss):
+    """A loss on a rank function: a sorter is a frozen submodule, anything else a plain attribute."""
+
+    rank_fn: RankFunction
+
+    def __init__(self, rank_fn: RankFunction, **options: Any) -> None:
+        super().__init__(**options)
+        if isinstance(rank_fn, nn.Module):
+            rank_fn.requires_grad_(False)
+            if callable(freeze := getattr(rank_fn, "freeze", None)):
+                freeze()
+        self.rank_fn = rank_fn
+
+    def forward(self, scores: Tensor, target: Tensor, where: Tensor | None = None, **extra: Any) -> Any:
+        """The loss of `scores` (..., n) against `target` of the same shape; see the function of the same name."""
+        return super().forward(scores, target, where, rank_fn=self.rank_fn, **extra)
+
+    def extra_repr(self) -> str:
+        shown = "" if isinstance(self.rank_fn, nn.Module) else getattr(self.rank_fn, "__name__", repr(self.rank_fn))
+        return ", ".join(filter(None, [shown, super().extra_repr()]))
+
+
+class SpearmanLoss(_RankLoss):
+    """`spearman_loss` as a module: ``SpearmanLoss(rank_fn)(scores, target, where=None)``.
+
+    Args:
+        rank_fn: scores (..., n) -> ranks (..., n). A module becomes a submodule and is frozen.
+        value_weight, value_loss, return_stats: as of `spearman_loss`.
+
+    Example:
+        >>> from sodeep.ranks import laplace_rank
+        >>> SpearmanLoss(laplace_rank, value_weight=0.1)
+        SpearmanLoss(laplace_rank, value_weight=0.1, value_loss='l1', return_stats=False)
+    """
+
+    function = staticmethod(spearman_loss)
+
+    def __init__(
+        self, rank_fn: RankFunction, *, value_weight: float = 0.0, value_loss: str = "l1", return_stats: bool = False
+    ) -> None:
+        super().__init__(rank_fn, value_weight=value_weight, value_loss=value_loss, return_stats=return_stats)
+
+
+class MAPLoss(_RankLoss):
+    """`map_loss` as a module: ``MAPLoss(rank_fn)(scores, relevant, where=None)``.
+
+    Args:
+        rank_fn: scores (..., n) -> ranks (..., n). A module becomes a submodule and is frozen.
+        form, return_stats: as of `map_loss`.
+
+    Example:
+        >>> from sodeep.ranks import laplace_rank
+        >>> images, labels = torch.tensor([[0.9, 0.1], [0.2, 0.3], [0.4, 0.7]]), torch.tensor([[1, 0], [0, 1], [0, 1]])
+        >>> loss = MAPLoss(laplace_rank)(images.T, labels.T)  # one list per class
+    """
+
+    function = staticmethod(map_loss)
+
+    def __init__(self, rank_fn: RankFunction, *, form: str = "ap", return_stats: bool = False) -> None:
+        super().__init__(rank_fn, form=form, return_stats=return_stats)
+
+
+class RecallLoss(_RankLoss):
+    """`recall_loss` as a module: ``RecallLoss(rank_fn)(scores, relevant, where=None)``.
+
+    Args:
+        rank_fn: scores (..., n) -> ranks (..., n). A module becomes a submodule and is frozen.
+        margin, hardest, return_stats: as of `recall_loss`.
+    """
+
+    function = staticmethod(recall_loss)
+
+    def __init__(
+        self, rank_fn: RankFunction, *, margin: float = 0.2, hardest: int = 1, return_stats: bool = False
+    ) -> None:
+        super().__init__(rank_fn, margin=margin, hardest=hardest, return_stats=return_stats)
+
+
+def _prepare_regression(scores: Tensor, target: Tensor, where: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Checked scores, targets and mask as (Q, n); scores in float32 or wider; masked items hold 0."""
+    check_scores(scores)
+    if isinstance(target, Tensor) and not target.is_floating_point() and not target.is_complex():
+        target = target.double()  # float32 would make one rank of 10^12 + 1 and 10^12 + 2
+    check_scores(target, "target")
+    check_same_shape(target, scores, "target", "scores")
+    check_device(target, scores, "target", "scores")
+    where = check_where(where, scores)
+    check_finite(scores, where)
+    check_finite(target, where, "target")
+    x, y = scores.to(working_dtype(scores)), target.to(working_dtype(target))
+    if where is not None:
+        x, y = x.masked_fill(~where, 0), y.masked_fill(~where, 0)
+    real = torch.ones_like(scores, dtype=torch.bool) if where is None else where
+    n = scores.shape[-1]
+    return x.reshape(-1, n), y.reshape(-1, n), real.reshape(-1, n)
+
+
+def _mean_of_real(values: Tensor, real: Tensor) -> Tensor:
+    """Mean of `values` (Q, n) over the `real` items of each list; 0 for a list without one."""
+    return values.masked_fill(~real, 0).sum(-1) / real.sum(-1).clamp(min=1)
+
+
+def _has_one_length(rank_fn: object) -> bool:
+    """Whether `rank_fn`, or the one it wraps, takes lists of one length only."""
+    while rank_fn is not None:
+        if getattr(rank_fn, "seq_len", None) is not None:
+            return True
+        rank_fn = getattr(rank_fn, "rank_fn", None)
+    return False

@@ -1,0 +1,534 @@
+"""Exact ranking metrics: one value per list.
+
+Every function takes ``scores (..., N)``, higher = better, and for retrieval ``relevant (..., N)``, boolean: a row is a
+query, a column an item. It returns the batch shape ``(...)``: one value per list, NaN where the metric has no meaning
+for a list (no relevant item, say), with one `UndefinedMetricWarning` per call that counts them. The usual summary is
+`.nanmean()`.
+
+* **Ties** never depend on the order of the items. Ranks of tied scores are averaged. Precision is read at a score, all
+  items of that score included, as in scikit-learn. Where a cut at k runs through a group of tied items, each counts by
+  its chance to be among the first k when their order is random (McSherry and Najork, ECIR 2008). So a model that gives
+  all items one score is measured as what it is, a random order.
+* **A query that is in its own gallery** is left out with `where`, for example ``where=~torch.eye(N, dtype=bool)``.
+* **Masked items** (`where` False) count as absent, whatever their score.
+* Half-precision scores are compared exactly, sums are taken in float64, results are float64 for float64 scores and
+  float32 otherwise. Nothing is differentiable. Memory is a few times the size of `chunk_size` rows; None picks it.
+
+Example:
+    >>> import torch
+    >>> from sodeep.metrics import average_precision, recall_at_k
+    >>> scores = torch.tensor([[0.9, 0.2, 0.4], [0.3, 0.8, 0.1]])
+    >>> relevant = torch.tensor([[True, False, True], [True, False, False]])
+    >>> average_precision(scores, relevant)
+    tensor([1.0000, 0.5000])
+    >>> recall_at_k(scores, relevant, k=1).nanmean()
+    tensor(0.2500)
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sodeep._checks import (
+    check_at_least,
+    check_choice,
+    check_device,
+    check_finite,
+    check_same_shape,
+    check_scores,
+    check_where,
+    describe,
+    readable,
+)
+from sodeep._lists import prepare
+from sodeep._precision import full_precision, working_dtype
+from sodeep.ranks import exact_rank
+
+
+class UndefinedMetricWarning(UserWarning):
+    """A metric is NaN for some lists."""
+
+
+# ---- agreement of two orders -----------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def spearman_corr(
+    scores: Tensor, target: Tensor, where: Tensor | None = None, *, chunk_size: int | None = None
+) -> Tensor:
+    """Spearman's rank correlation: Pearson's correlation of the average ranks.
+
+    Args:
+        scores: (..., n), floating point.
+        target: what they should be ordered like, same shape, floating point or whole numbers.
+        where: (..., n), boolean, True = a real item.
+        chunk_size: lists at a time; None picks it.
+
+    Returns:
+        (...), in [-1, 1]. NaN for a list of fewer than two real items, or whose scores or targets are all equal.
+
+    Raises:
+        TypeError: `scores` are not floating point, or `where` is not boolean.
+        ValueError: shapes differ, or a real item is NaN or infinite.
+
+    Example:
+        >>> spearman_corr(torch.tensor([0.1, 0.7, 0.4]), torch.tensor([1, 3, 2]))
+        tensor(1.)
+    """
+
+    def pearson_of_ranks(scores: Tensor, target: Tensor, real: Tensor) -> Tensor:
+        x, y = (_deviation(exact_rank(values, where=real), real) for values in (scores, target))
+        norms = (x.square().sum(-1) * y.square().sum(-1)).sqrt()
+        # 0 / 0 = NaN marks the undefined lists; rounding must not push a perfect correlation past 1
+        return ((x * y).sum(-1) / norms).clamp(-1, 1)
+
+    needs = "two items with different scores and different targets"
+    return _compare_orders(pearson_of_ranks, "spearman_corr", "target", needs, scores, target, where, chunk_size)
+
+
+@torch.no_grad()
+def asp(scores: Tensor, semantic: Tensor, where: Tensor | None = None, *, chunk_size: int | None = None) -> Tensor:
+    """Average semantic precision: how well the order by score agrees with the order by meaning, over all items.
+
+    ASP = mean over items i of min(R_i, S_i) / max(R_i, S_i), with R_i the rank of i by `scores` and S_i by `semantic`
+    (Li et al., NeurIPS 2022). Tied items have their average rank; the released code breaks ties by their order.
+
+    Args:
+        scores: (..., N) similarities of a query to the items, floating point.
+        semantic: (..., N) semantic scores, such as CIDEr between captions; floating point or whole numbers.
+        where: (..., N), boolean, True = a real item.
+        chunk_size: lists at a time; None picks it.
+
+    Returns:
+        (...), in (0, 1], 1 = the same order (papers print 100 times this). NaN for a list without a real item.
+
+    Raises:
+        TypeError: `scores` are not floating point, or `where` is not boolean.
+        ValueError: shapes differ, or a real item is NaN or infinite.
+
+    Example:
+        >>> asp(torch.tensor([0.9, 0.5, 0.1]), torch.tensor([0.5, 0.9, 0.1]))  # (1/2 + 1/2 + 1) / 3
+        tensor(0.6667)
+    """
+
+    def mean_ratio(scores: Tensor, semantic: Tensor, real: Tensor) -> Tensor:
+        x, y = (exact_rank(values, where=real).to(_wide(scores)) for values in (scores, semantic))
+        ratio = torch.minimum(x, y) / torch.maximum(x, y)
+        return ratio.masked_fill(~real, 0).sum(-1) / real.sum(-1)
+
+    return _compare_orders(mean_ratio, "asp", "semantic", "an item", scores, semantic, where, chunk_size)
+
+
+# ---- retrieval -------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def average_precision(
+    scores: Tensor,
+    relevant: Tensor,
+    k: int | None = None,
+    where: Tensor | None = None,
+    *,
+    divisor: str = "min",
+    chunk_size: int | None = None,
+) -> Tensor:
+    """Average precision: the mean, over the relevant items, of the precision at each.
+
+    AP = 1/R * sum over relevant i of (relevant items at or above i) / (items at or above i), the step-wise sum that
+    scikit-learn's `average_precision_score` takes, not the trapezoidal one of the Oxford and Paris benchmarks.
+    With `k`, relevant items below the first k count as missed.
+
+    Args:
+        scores: (..., N), floating point, higher = better.
+        relevant: (..., N), boolean.
+        k: cut; None = the whole list.
+        where: (..., N), boolean, True = a real item.
+        divisor: what the sum is divided by. "min": min(k, R), so that the best possible order has 1.
+            "relevant": R, all relevant items, so that a cut below R cannot reach 1.
+        chunk_size: lists at a time; None picks it.
+
+    Returns:
+        (...), in [0, 1]. NaN for a list without a relevant item.
+
+    Raises:
+        TypeError: `scores` are not floating point, or `where` is not boolean.
+        ValueError: shapes differ, a real item is NaN or infinite, `relevant` holds more than 0 and 1, `k` is below 1,
+            or `divisor` is unknown.
+
+    Example:
+        >>> scores = torch.tensor([5.0, 4.0, 3.0, 2.0, 1.0, 0.0, -1.0])
+        >>> relevant = torch.tensor([1, 0, 1, 0, 0, 1, 1])
+        >>> average_precision(scores, relevant, k=3)  # (1 + 2/3) / 3
+        tensor(0.5556)
+        >>> average_precision(scores, relevant, k=3, divisor="relevant")  # (1 + 2/3) / 4
+        tensor(0.4167)
+    """
+    check_choice(divisor, ("min", "relevant"), "divisor")
+    k = _check_k(k, scores)
+
+    def ap(order: _Order) -> Tensor:
+        best = order.total if divisor == "relevant" else order.total.clamp(max=k)
+        return _precision_sum(order, order.total.new_full(order.total.shape, k)) / best
+
+    return _per_query(ap, "average_precision", scores, relevant, where, chunk_size)
+
+
+@torch.no_grad()
+def map_at_r(scores: Tensor, relevant: Tensor, where: Tensor | None = None, *, chunk_size: int | None = None) -> Tensor:
+    """MAP@R: average precision cut at R, the number of relevant items of the list, divided by R.
+
+    MAP@R = 1/R * sum over relevant i among the first R of the precision at i (Musgrave et al., ECCV 2020).
+    Arguments, errors and degenerate cases as `average_precision`.
+
+    Returns:
+        (...), in [0, 1], at most the R-precision. NaN for a list without a relevant item.
+
+    Example:
+        >>> map_at_r(torch.tensor([4.0, 3.0, 2.0, 1.0]), torch.tensor([1, 0, 0, 1]))
+        tensor(0.5000)
+    """
+
+    def cut_at_r(order: _Order) -> Tensor:
+        return _precision_sum(order, order.total) / order.total
+
+    return _per_query(cut_at_r, "map_at_r", scores, relevant, where, chunk_size)
+
+
+@torch.no_grad()
+def r_precision(
+    scores: Tensor, relevant: Tensor, where: Tensor | None = None, *, chunk_size: int | None = None
+) -> Tensor:
+    """R-precision: the share of relevant items among the first R, R being the number of relevant items of the list.
+
+    Arguments, errors and degenerate cases as `average_precision`.
+
+    Returns:
+        (...), in [0, 1]. NaN for a list without a relevant item.
+
+    Example:
+        >>> r_precision(torch.tensor([4.0, 3.0, 2.0, 1.0]), torch.tensor([1, 0, 0, 1]))
+        tensor(0.5000)
+    """
+
+    def share_of_first_r(order: _Order) -> Tensor:
+        return _hits(order, order.total) / order.total
+
+    return _per_query(share_of_first_r, "r_precision", scores, relevant, where, chunk_size)
+
+
+@torch.no_grad()
+def recall_at_k(
+    scores: Tensor, relevant: Tensor, k: int, where: Tensor | None = None, *, chunk_size: int | None = None
+) -> Tensor:
+    """Recall@k of information retrieval: the share of the relevant items that are among the first k.
+
+    Metric learning and cross-modal retrieval print `hit_rate_at_k` under this name.
+    Arguments, errors and degenerate cases as `average_precision`; a `k` beyond the list counts the whole list.
+
+    Returns:
+        (...), in [0, 1]. NaN for a list without a relevant item.
+
+    Example:
+        >>> recall_at_k(torch.tensor([4.0, 3.0, 2.0, 1.0]), torch.tensor([1, 0, 0, 1]), k=1)
+        tensor(0.5000)
+    """
+    k = _check_k(k, scores)
+
+    def recall(order: _Order) -> Tensor:
+        return _hits(order, order.total.new_full(order.total.shape, k)) / order.total
+
+    return _per_query(recall, "recall_at_k", scores, relevant, where, chunk_size)
+
+
+@torch.no_grad()
+def hit_rate_at_k(
+    scores: Tensor, relevant: Tensor, k: int, where: Tensor | None = None, *, chunk_size: int | None = None
+) -> Tensor:
+    """Hit rate@k: 1 if any relevant item is among the first k, else 0. What metric learning calls R@K.
+
+    Where tied items are cut at k: the chance of a hit in a random order of them.
+    Arguments, errors and degenerate cases as `average_precision`; a `k` beyond the list counts the whole list.
+
+    Returns:
+        (...), in [0, 1]. NaN for a list without a relevant item.
+
+    Example:
+        >>> hit_rate_at_k(torch.tensor([4.0, 3.0, 2.0, 1.0]), torch.tensor([0, 1, 0, 1]), k=2)
+        tensor(1.)
+    """
+    k = _check_k(k, scores)
+
+    def chance_of_a_hit(order: _Order) -> Tensor:
+        above, tied, hits_above, hits_tied = order.group_at((order.real.clamp(max=k) - 1).clamp(min=0))
+        taken = order.real.clamp(max=k) - above
+        miss = _choose_log(tied - hits_tied, taken) - _choose_log(tied, taken)  # log of C(n - r, m) / C(n, m)
+        miss = miss.exp().masked_fill(tied - hits_tied < taken, 0)
+        return torch.where(hits_above > 0, 1, 1 - miss)
+
+    return _per_query(chance_of_a_hit, "hit_rate_at_k", scores, relevant, where, chunk_size)
+
+
+@torch.no_grad()
+def median_rank(
+    scores: Tensor, relevant: Tensor, where: Tensor | None = None, *, chunk_size: int | None = None
+) -> Tensor:
+    """Rank of the first relevant item of each list, whose median over the queries is the "Med r" of retrieval papers.
+
+    One value per list like every metric here: the figure that papers print is ``median_rank(...).nanmedian()``.
+    Arguments, errors and degenerate cases as `average_precision`.
+
+    Returns:
+        (...), at least 1, 1 = best; where relevant items are tied with others, the rank expected of the first of them
+        in a random order: a + (n + 1)/(r + 1) for r relevant among n tied ones below a others. NaN for a list without
+        a relevant item.
+
+    Example:
+        >>> scores = torch.tensor([[0.9, 0.2, 0.4], [0.3, 0.8, 0.1], [0.5, 0.6, 0.7]])
+        >>> ranks = median_rank(scores, torch.eye(3, dtype=torch.bool))
+        >>> ranks
+        tensor([1., 1., 1.])
+        >>> ranks.nanmedian()
+        tensor(1.)
+    """
+
+    def first_rank(order: _Order) -> Tensor:
+        above, tied, _, hits_tied = order.group_at(order.relevant.int().argmax(-1))
+        return above + (tied + 1) / (hits_tied.to(_wide(scores)) + 1)
+
+    return _per_query(first_rank, "median_rank", scores, relevant, where, chunk_size)
+
+
+@full_precision
+@torch.no_grad()
+def pmrp(
+    scores: Tensor,
+    query_codes: Tensor,
+    gallery_codes: Tensor,
+    zetas: Sequence[int] = (0, 1, 2),
+    where: Tensor | None = None,
+    *,
+    chunk_size: int | None = None,
+) -> Tensor:
+    """Plausible-match R-precision: what is relevant is told by class codes instead of by pairs.
+
+    An item is a plausible match of a query if their codes differ in at most zeta places; the value is the R-precision
+    with those as the relevant items, averaged over the zetas (Chun et al., CVPR 2021). In the published figures on COCO
+    the codes are the 80 object categories of the images, spread over 90 places, and a caption has its image's code.
+    With relevance matrices of your own, average `r_precision` over them.
+
+    Args:
+        scores: (Q, N), floating point, higher = better.
+        query_codes: (Q, C), boolean or 0 and 1.
+        gallery_codes: (N, C), boolean or 0 and 1.
+        zetas: how many places may differ, one or more.
+        where: (Q, N), boolean, True = a real item.
+        chunk_size: queries at a time; None picks it.
+
+    Returns:
+        (Q,), in [0, 1]: the mean over the zetas at which a query has a plausible match (all of them, if the gallery
+        holds the query's own code). NaN for a query without any.
+
+    Raises:
+        TypeError: `scores` are not floating point, or `where` is not boolean.
+        ValueError: shapes do not fit, codes hold more than 0 and 1, or a real item is NaN or infinite.
+
+    Example:
+        >>> codes = torch.tensor([[1, 0, 0], [1, 1, 0], [0, 1, 1]])
+        >>> pmrp(torch.eye(3), codes, codes, zetas=[0])
+        tensor([1., 1., 1.])
+    """
+    check_scores(scores)
+    _check_codes(query_codes, gallery_codes, scores)
+    if not zetas:
+        raise ValueError("`zetas` must hold at least one number of places, got none.")
+    for zeta in zetas:
+        check_at_least(zeta, 0, "zetas")
+    where = check_where(where, scores)
+    check_finite(scores, where)
+    real = torch.ones_like(scores, dtype=torch.bool) if where is None else where
+    queries, gallery = query_codes.float(), gallery_codes.float()
+
+    def mean_over_zetas(scores: Tensor, real: Tensor, queries: Tensor) -> Tensor:
+        # |a - b| of codes of 0 and 1; whole numbers, exact in float32
+        distance = queries.sum(-1, keepdim=True) + gallery.sum(-1) - 2 * queries @ gallery.T
+        values = []
+        for zeta in zetas:
+            order = _Order.of(scores, (distance <= zeta) & real, real)
+            values.append(_hits(order, order.total) / order.total)
+        return torch.stack(values).nanmean(0)
+
+    values = _in_chunks(mean_over_zetas, chunk_size, scores.to(working_dtype(scores)), real, queries)
+    return _finish(values, "pmrp", "a plausible match", scores)
+
+
+# ---- what they share -------------------------------------------------------------------------------------------------
+
+
+def _wide(like: Tensor) -> torch.dtype:
+    """The dtype to sum in: float64, where the device has it."""
+    return torch.float32 if like.device.type == "mps" else torch.float64
+
+
+class _Order(NamedTuple):
+    """The items of each list, best first; masked ones last. Counts are whole numbers, (rows, N) or (rows,)."""
+
+    relevant: Tensor
+    above: Tensor
+    """Items of a higher score."""
+    through: Tensor
+    """Items of a higher or the same score, itself included."""
+    hits: Tensor
+    """Relevant items up to this position."""
+    total: Tensor
+    """Relevant items of the list."""
+    real: Tensor
+    """Real items of the list."""
+
+    @classmethod
+    def of(cls, scores: Tensor, relevant: Tensor, real: Tensor) -> _Order:
+        scores, index = scores.masked_fill(~real, -torch.inf).sort(-1, descending=True)
+        relevant = relevant.gather(-1, index)
+        n = scores.shape[-1]
+        position = torch.arange(n, device=scores.device)
+        changes = scores[:, 1:] != scores[:, :-1]
+        edge = changes.new_ones(len(scores), 1)
+        first = torch.cat([edge, changes], -1)  # of its group of equal scores
+        last = torch.cat([changes, edge], -1)
+        above = torch.where(first, position, 0).cummax(-1).values
+        through = torch.where(last, position + 1, n).flip(-1).cummin(-1).values.flip(-1)
+        return cls(relevant, above, through, relevant.cumsum(-1), relevant.sum(-1), real.sum(-1))
+
+    def group_at(self, position: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Of the tied group at `position` (rows,): items above it, items in it, relevant ones above and in it."""
+        column = position.unsqueeze(-1)
+        above, through = self.above.gather(-1, column), self.through.gather(-1, column)
+        hits_through = self.hits.gather(-1, through - 1)
+        hits_above = torch.where(above > 0, self.hits.gather(-1, (above - 1).clamp(min=0)), 0)
+        return above[:, 0], (through - above)[:, 0], hits_above[:, 0], (hits_through - hits_above)[:, 0]
+
+
+def _share_within(order: _Order, k: Tensor) -> Tensor:
+    """The chance of each item to be among the first k (rows,): between 0 and 1 only where k cuts its tied group."""
+    tied = (order.through - order.above).to(_wide(k))
+    return ((k.unsqueeze(-1) - order.above) / tied).clamp(0, 1)
+
+
+def _hits(order: _Order, k: Tensor) -> Tensor:
+    """Relevant items among the first k (rows,)."""
+    return (order.relevant * _share_within(order, k)).sum(-1)
+
+
+def _precision_sum(order: _Order, k: Tensor) -> Tensor:
+    """Sum of the precision at the relevant items among the first k (rows,)."""
+    precision = order.hits.gather(-1, order.through - 1) / order.through.to(_wide(k))
+    return (order.relevant * _share_within(order, k) * precision).sum(-1)
+
+
+def _choose_log(n: Tensor, m: Tensor) -> Tensor:
+    """log(n (n - 1) ... (n - m + 1)); whatever where n < m."""
+    n = n.to(_wide(n))
+    return (n + 1).lgamma() - (n - m + 1).clamp(min=1).lgamma()
+
+
+def _deviation(ranks: Tensor, real: Tensor) -> Tensor:
+    """Ranks minus their mean, in float64, 0 at masked items. Exactly 0 where all are equal."""
+    ranks = ranks.to(_wide(ranks)).masked_fill(~real, 0)
+    middle = (real.sum(-1, keepdim=True) + 1) / 2  # the mean of average ranks, ties or not
+    return (ranks - middle).masked_fill(~real, 0)
+
+
+def _check_k(k: int | None, scores: Tensor) -> int:
+    """`k`, or the length of the lists for None."""
+    if k is None:
+        return check_scores(scores).shape[-1]
+    check_at_least(k, 1, "k")
+    return k
+
+
+def _check_codes(query_codes: Tensor, gallery_codes: Tensor, scores: Tensor) -> None:
+    if scores.ndim != 2:
+        raise ValueError(f"`scores` must be (Q, N), one row per query, got shape {tuple(scores.shape)}.")
+    for name, codes, rows in zip(
+        ("query_codes", "gallery_codes"), (query_codes, gallery_codes), scores.shape, strict=True
+    ):
+        if not isinstance(codes, Tensor) or codes.ndim != 2 or len(codes) != rows:
+            raise ValueError(f"`{name}` must be a tensor of shape ({rows}, C), got {describe(codes)}.")
+        check_device(codes, scores, name, "scores")
+        if codes.dtype != torch.bool and readable(codes) and not bool(((codes == 0) | (codes == 1)).all()):
+            raise ValueError(f"`{name}` must hold 0 and 1 only, got {describe(codes)} with other values.")
+    if query_codes.shape[1] != gallery_codes.shape[1]:
+        raise ValueError(
+            f"`gallery_codes` must have as many places as `query_codes` ({query_codes.shape[1]}), "
+            f"got {gallery_codes.shape[1]}."
+        )
+
+
+def _in_chunks(function: Callable[..., Tensor], chunk_size: int | None, *rows: Tensor) -> Tensor:
+    """`function` over so many rows at a time that its intermediate tensors stay small."""
+    if chunk_size is None:
+        chunk_size = max(1, 2**20 // rows[0].shape[-1])
+    check_at_least(chunk_size, 1, "chunk_size")
+    starts = range(0, max(1, len(rows[0])), chunk_size)
+    return torch.cat([function(*(x[start : start + chunk_size] for x in rows)) for start in starts])
+
+
+def _finish(values: Tensor, name: str, needs: str, scores: Tensor) -> Tensor:
+    """One warning for the undefined lists; the batch shape and dtype of `scores`."""
+    if readable(values) and (undefined := int(values.isnan().sum())):
+        warnings.warn(
+            f"{name} is NaN for {undefined} of {len(values)} lists: a list needs {needs}.",
+            UndefinedMetricWarning,
+            stacklevel=5,  # the caller of the metric: this, its helper, the metric and its decorator are in between
+        )
+    return values.to(working_dtype(scores)).reshape(scores.shape[:-1])
+
+
+def _per_query(
+    metric: Callable[[_Order], Tensor],
+    name: str,
+    scores: Tensor,
+    relevant: Tensor,
+    where: Tensor | None,
+    chunk_size: int | None,
+) -> Tensor:
+    """Check, order the items of each list, and apply `metric`; NaN comes from 0 relevant items as 0 / 0."""
+    lists = prepare(scores, relevant, where)
+
+    def evaluate(values: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+        order = _Order.of(values, positive, positive | negative)
+        return metric(order).masked_fill(order.total == 0, torch.nan)
+
+    return _finish(
+        _in_chunks(evaluate, chunk_size, lists.scores, lists.positive, lists.negative), name, "a relevant item", scores
+    )
+
+
+def _compare_orders(
+    metric: Callable[[Tensor, Tensor, Tensor], Tensor],
+    name: str,
+    other_name: str,
+    needs: str,
+    scores: Tensor,
+    other: Tensor,
+    where: Tensor | None,
+    chunk_size: int | None,
+) -> Tensor:
+    """Check, and apply `metric` to both score lists and the mask of real items."""
+    check_scores(scores)
+    if isinstance(other, Tensor) and not other.is_floating_point() and not other.is_complex():
+        other = other.to(_wide(scores))
+    check_scores(other, other_name)
+    check_same_shape(other, scores, other_name, "scores")
+    check_device(other, scores, other_name, "scores")
+    where = check_where(where, scores)
+    check_finite(scores, where)
+    check_finite(other, where, other_name)
+    real = torch.ones_like(scores, dtype=torch.bool) if where is None else where
+    n = scores.shape[-1]
+    rows = (x.reshape(-1, n) for x in (scores, other, real))
+    return _finish(_in_chunks(metric, chunk_size, *rows), name, needs, scores)

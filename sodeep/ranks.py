@@ -1,0 +1,636 @@
+"""What a rank is, and the rank functions that need no training.
+
+Conventions, here and everywhere in sodeep:
+
+* The last axis is the list; leading axes, any number of them, are batch. ``scores`` are floats, higher = better.
+* Ranks are ``1 … n`` with **1 = the highest score**; equal scores share the average of their ranks.
+* ``where`` is a boolean mask, True = a real item. A masked item changes nothing, whatever its value, NaN included: real
+  items get the ranks they would have if the masked ones were deleted. Its own rank is 0 and its gradient exactly 0.
+* A *rank function* is any callable ``scores (..., n) -> ranks (..., n)``: a function of this module, a trained sorter,
+  or your own, such as ``lambda scores: torchsort.soft_rank(-scores)``. Ours also take ``where=``.
+* Ranks are float32 (float64 for float64 scores), under autocast too: half precision cannot hold the ranks of a list of
+  300. The gradient comes back in the dtype of the scores.
+* NaN or infinity among the real scores is a ValueError. Where values cannot be read, under torch.compile and the
+  transforms of torch.func, such a list gets NaN ranks instead.
+
+| function | forward | gradient | time, memory per list |
+|---|---|---|---|
+| `exact_rank` | exact | none | O(n log n), O(n) |
+| `sigmoid_rank` | pairwise sigmoids | its own | O(n²), O(n) |
+| `laplace_rank` | pairwise Laplace cdfs | its own | O(n log n), O(n) |
+| `blackbox_rank` | exact | interpolated | O(n log n), O(n) |
+| `straight_through` | exact | of another rank function | of both |
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
+
+from sodeep._checks import (
+    check_device,
+    check_finite,
+    check_positive,
+    check_scores,
+    check_where,
+    describe,
+    readable,
+)
+from sodeep._precision import full_precision, working_dtype
+
+SPREAD_PER_TAU = 6.8
+"""``tau=None`` is the standard deviation of the list over this: ranks stay within 1 % of exact, gradients smooth."""
+
+
+class RankFunction(Protocol):
+    """Any callable from scores (..., n) to ranks (..., n), 1 = highest. For annotations: nothing needs to subclass it."""
+
+    def __call__(self, scores: Tensor, /) -> Tensor:
+        """Ranks of `scores` along the last axis."""
+
+
+@full_precision
+def exact_rank(scores: Tensor, where: Tensor | None = None) -> Tensor:
+    """Exact ranks, 1 = highest score, ties averaged. No gradient.
+
+    Args:
+        scores: (..., n) floating point.
+        where: (..., n) bool, True = a real item.
+
+    Returns:
+        (..., n) ranks in [1, n], detached; 0 at masked items.
+
+    Raises:
+        TypeError: `scores` is not a floating-point tensor, or `where` not a boolean one.
+        ValueError: no item, another shape, or NaN or infinity among the real items.
+
+    Example:
+        >>> exact_rank(torch.tensor([0.2, 0.9, 0.5, 0.9]))
+        tensor([4.0000, 1.5000, 3.0000, 1.5000])
+    """
+    scores = check_scores(scores).detach()
+    where = check_where(where, scores)
+    check_finite(scores, where)
+    return _clear(_average_rank(_sink(scores.to(working_dtype(scores)), where)), where)
+
+
+@full_precision
+def sigmoid_rank(scores: Tensor, tau: float | Tensor | None = None, where: Tensor | None = None) -> Tensor:
+    r"""Soft ranks from pairwise sigmoids: the handcrafted sorter.
+
+    ``r_i = 1 + Σ_{j≠i} σ((s_j − s_i) / tau)``: exact ranks as tau goes to 0, (n + 1) / 2 for all as it grows.
+    O(n²) time; the pairs are visited in chunks, so that memory is O(n). `laplace_rank` is as good and much faster.
+
+    Args:
+        scores: (..., n) floating point.
+        tau: width of the comparison, in units of the scores: a number, or a tensor that broadcasts to (..., 1), one a
+            list. None: the standard deviation of the list's real items over 6.8, so that scores of any scale and offset
+            get the same ranks. No gradient flows through tau.
+        where: (..., n) bool, True = a real item.
+
+    Returns:
+        (..., n) ranks in (0, n + 1) that sum to n(n + 1)/2; 0 at masked items. Equal scores get equal ranks.
+        Differentiable twice.
+
+    Raises:
+        TypeError: `scores` is not a floating-point tensor, or `where` not a boolean one.
+        ValueError: no item, another shape, a tau that is not positive, or NaN or infinity among the real items.
+
+    Source: Qin, Liu and Li, A general approximation framework for direct optimization of information retrieval measures
+    (2010), equation 13; the exact sorter of Engilberge et al., SoDeep (CVPR 2019).
+
+    Example:
+        >>> sigmoid_rank(torch.tensor([0.2, 0.9, 0.5]), tau=0.01)
+        tensor([3., 1., 2.])
+    """
+    check_scores(scores)
+    where = check_where(where, scores)
+    x = scores.to(working_dtype(scores))
+    return _soft_rank(_Sigmoid, x, _measure(x, tau, where), where)
+
+
+@full_precision
+def laplace_rank(scores: Tensor, tau: float | Tensor | None = None, where: Tensor | None = None) -> Tensor:
+    r"""Soft ranks from pairwise Laplace cdfs, in O(n log n) time and O(n) memory.
+
+    ``r_i = 1 + Σ_{j≠i} F((s_j − s_i) / tau)`` with ``F(d) = e^d / 2`` for d < 0 and ``1 − e^−d / 2`` otherwise. Along the
+    sorted list the sums are running sums of exponentials: the result is that of the O(n²) sum to rounding, whatever the
+    spread of the scores.
+
+    Args:
+        scores: (..., n) floating point.
+        tau: width of the comparison, in units of the scores: a number, or a tensor that broadcasts to (..., 1), one a
+            list. None: the standard deviation of the list's real items over 6.8, so that scores of any scale and offset
+            get the same ranks. No gradient flows through tau.
+        where: (..., n) bool, True = a real item.
+
+    Returns:
+        (..., n) ranks in (0, n + 1) that sum to n(n + 1)/2; 0 at masked items. Equal scores get equal ranks.
+        Differentiable twice (the second derivative jumps where scores are equal).
+
+    Raises:
+        TypeError: `scores` is not a floating-point tensor, or `where` not a boolean one.
+        ValueError: no item, another shape, a tau that is not positive, or NaN or infinity among the real items.
+
+    Source: sums of Laplace cdfs by one sort, Struski et al., LapSum (ICML 2025).
+
+    Example:
+        >>> laplace_rank(torch.tensor([0.2, 0.9, 0.5]), tau=0.01)
+        tensor([3., 1., 2.])
+    """
+    check_scores(scores)
+    where = check_where(where, scores)
+    x = scores.to(working_dtype(scores))
+    width = _measure(x, tau, where)
+    return _soft_rank(_NarrowLaplace if width.narrow else _Laplace, x, width, where)
+
+
+@full_precision
+def blackbox_rank(scores: Tensor, lam: float | None = None, where: Tensor | None = None) -> Tensor:
+    """Exact ranks forward; backward, the change of the ranks when the scores move along the incoming gradient.
+
+    ``dL/ds = (r(s + lam · dL/dr) − r(s)) / lam``: the gradient of a piecewise linear interpolation of the loss. Ranks
+    do not change under small moves, so `lam` must be large enough that items swap.
+
+    Args:
+        scores: (..., n) floating point.
+        lam: length of the move. None: per list, the standard deviation of the scores over the root mean square of the
+            incoming gradient, times `BLACKBOX_STEP`; the gradient is then linear in the incoming gradient's scale, and
+            the result does not depend on the scale of the scores.
+        where: (..., n) bool, True = a real item.
+
+    Returns:
+        (..., n) ranks as `exact_rank` gives them, with a gradient; 0 at masked items. Differentiable once.
+
+    Raises:
+        TypeError: `scores` is not a floating-point tensor, or `where` not a boolean one.
+        ValueError: no item, another shape, a lam that is not positive, or NaN or infinity among the real items.
+
+    Source: Rolínek et al., Optimizing rank-based metrics with blackbox differentiation (CVPR 2020), algorithm 1.
+
+    Example:
+        >>> scores = torch.tensor([0.2, 0.9, 0.5], requires_grad=True)
+        >>> blackbox_rank(scores)[0].backward()  # lower the rank number of the first item: raise its score
+        >>> bool(scores.grad[0] < 0)
+        True
+    """
+    check_scores(scores)
+    where = check_where(where, scores)
+    check_finite(scores, where)
+    if lam is not None:
+        check_positive(lam, "lam")
+    ranks: Tensor = _BlackboxRank.apply(scores.to(working_dtype(scores)), where, lam)
+    return ranks
+
+
+BLACKBOX_STEP = 1.0
+"""``lam=None`` moves the scores by this many standard deviations (root mean square over the list)."""
+
+
+class StraightThrough:
+    """Exact ranks forward, the gradient of `rank_fn` backward: see `straight_through`."""
+
+    def __init__(self, rank_fn: RankFunction) -> None:
+        self.rank_fn = rank_fn
+        self.__name__ = f"straight_through({getattr(rank_fn, '__name__', repr(rank_fn))})"
+
+    def __call__(self, scores: Tensor, where: Tensor | None = None) -> Tensor:
+        """Exact ranks of `scores` (..., n), with the gradient of the soft ones."""
+        soft = apply_rank_fn(self.rank_fn, scores, where)
+        return exact_rank(scores, where) + (soft - soft.detach())
+
+    def __repr__(self) -> str:
+        return self.__name__
+
+
+def straight_through(rank_fn: RankFunction) -> StraightThrough:
+    """A rank function with exact ranks forward and the gradient of `rank_fn` backward.
+
+    Args:
+        rank_fn: any rank function. If it does not take `where`, masked lists reach it without their masked items.
+
+    Returns:
+        A rank function that takes `where`; it can be pickled if `rank_fn` can.
+
+    Example:
+        >>> straight_through(laplace_rank)(torch.tensor([0.2, 0.9, 0.5, 0.9]))
+        tensor([4.0000, 1.5000, 3.0000, 1.5000])
+    """
+    return StraightThrough(rank_fn)
+
+
+def apply_rank_fn(rank_fn: RankFunction, scores: Tensor, where: Tensor | None = None) -> Tensor:
+    """Call any rank function, ours or not, with or without a mask.
+
+    With a mask, a rank function that has a `where` parameter is handed it. Any other gets lists of the real items only,
+    grouped by their number: one call, on a tensor (lists, items), for each number of real items that occurs. That
+    reads the mask, so it does not work under torch.compile.
+
+    Args:
+        rank_fn: scores (..., n) -> ranks (..., n).
+        scores: (..., n) floating point.
+        where: (..., n) bool, True = a real item.
+
+    Returns:
+        (..., n) ranks; without a `where` parameter of `rank_fn`, 0 at masked items.
+
+    Raises:
+        TypeError: `rank_fn` did not return a tensor.
+        ValueError: `rank_fn` returned another shape.
+    """
+    if where is None:
+        return _check_ranks(rank_fn(scores), scores)
+    if _takes_where(rank_fn):
+        return _check_ranks(rank_fn(scores, where=where), scores)  # type: ignore[call-arg]
+    real = where.expand(scores.shape).reshape(-1, scores.shape[-1])
+    rows = scores.reshape(real.shape)
+    count = real.sum(-1)
+    ranks = torch.zeros(real.shape, dtype=working_dtype(scores), device=scores.device)
+    for n in count.unique().tolist():
+        if n:
+            lists = real & (count == n).unsqueeze(-1)
+            some = rows[lists].reshape(-1, n)
+            ranks = ranks.masked_scatter(lists, _check_ranks(rank_fn(some), some).to(ranks.dtype))
+    return ranks.reshape(scores.shape)
+
+
+def _check_ranks(ranks: object, scores: Tensor) -> Tensor:
+    """What a rank function returned, if it can be the ranks of `scores`."""
+    requirement = f"`rank_fn` must return a tensor of the shape of its scores {tuple(scores.shape)}"
+    if not isinstance(ranks, Tensor):
+        raise TypeError(f"{requirement}, got {type(ranks).__name__}. Return the ranks alone.")
+    if ranks.shape != scores.shape:
+        raise ValueError(f"{requirement}, got {describe(ranks)}. The last axis is the list; leading axes are batch.")
+    return ranks
+
+
+def _takes_where(rank_fn: Callable[..., Any]) -> bool:
+    """Whether `rank_fn` has a parameter of the name `where`."""
+    try:
+        return "where" in inspect.signature(rank_fn.forward if isinstance(rank_fn, nn.Module) else rank_fn).parameters
+    except (TypeError, ValueError):  # some builtins have no signature
+        return False
+
+
+def _sink(x: Tensor, where: Tensor | None) -> Tensor:
+    """`x` with its masked items at -inf: below every real item, they add exactly 0 to its rank, exact or soft."""
+    return x if where is None else x.masked_fill(~where, -torch.inf)
+
+
+def _clear(x: Tensor, where: Tensor | None) -> Tensor:
+    """`x` with its masked items at 0, whatever they held."""
+    return x if where is None else x.masked_fill(~where, 0)
+
+
+def _average_rank(x: Tensor) -> Tensor:
+    """Exact descending ranks of `x` (..., n) with ties averaged; a list that holds NaN or +inf is NaN."""
+    n = x.shape[-1]
+    y, order = _sort(x)
+    # a tie group is the run from its first to its last position: each position takes the middle of its run
+    position = torch.arange(n, device=x.device)
+    step = y[..., 1:] != y[..., :-1]
+    first = pad(torch.where(step, position[1:], 0), (1, 0)).cummax(-1).values
+    last = pad(torch.where(step, position[:-1], n - 1), (0, 1), value=n - 1).flip(-1).cummin(-1).values.flip(-1)
+    ranks = torch.empty_like(x).scatter_(-1, order, n - (first + last).to(x.dtype) / 2)
+    return ranks if readable(x) else ranks + 0 * y[..., -1:]
+
+
+def _sort(x: Tensor) -> tuple[Tensor, Tensor]:
+    """`x` ascending along the last axis, and where each value came from. The order inside a run of ties is free."""
+    if x.device.type != "cpu" or not readable(x):
+        return torch.sort(x)
+    # numpy sorts with vector instructions, 16-bit keys by radix: 2 to 5 times faster than torch.sort on a CPU
+    values = x.detach().numpy()
+    if x.dtype != torch.float32 or x.shape[-1] < 2000:
+        order = torch.from_numpy(np.argsort(values, axis=-1))
+    else:
+        bits = values.view(np.int32)
+        key = bits ^ (bits >> 31 & 0x7FFFFFFF)  # whole numbers in the order of the floats
+        by_low = torch.from_numpy(np.argsort(key.astype(np.uint16), axis=-1, kind="stable"))
+        high = torch.from_numpy((key >> 16) + 2**15).gather(-1, by_low)
+        by_high = np.argsort(high.numpy().astype(np.uint16), axis=-1, kind="stable")
+        order = by_low.gather(-1, torch.from_numpy(by_high))
+    return x.gather(-1, order), order
+
+
+class _Width(NamedTuple):
+    """How lists lie on the axis of scores: (..., 1) each, in float64."""
+
+    tau: Tensor
+    middle: Tensor
+    """Halfway between the extreme scores."""
+    narrow: bool
+    """Whether every list is known to span less than `_WIDEST` tau."""
+
+
+_WIDEST = 1300.0
+"""exp(±650), and the sum of ten million of them, lie inside the range of float64."""
+
+
+@torch.no_grad()
+def _measure(x: Tensor, tau: float | Tensor | None, where: Tensor | None) -> _Width:
+    """The width of each list. One number is read, the widest list in tau: it shows NaN and infinity as well."""
+    low, high = x, x
+    count: Any = x.shape[-1]
+    if where is not None:
+        count = where.sum(-1, keepdim=True, dtype=torch.float64)
+        empty = count == 0
+        low, high = x.masked_fill(~where, torch.inf), x.masked_fill(~where, -torch.inf)
+    low, high = low.amin(-1, keepdim=True).double(), high.amax(-1, keepdim=True).double()
+    if where is not None:
+        low, high, count = low.masked_fill(empty, 0), high.masked_fill(empty, 0), count.masked_fill(empty, 1)
+    span = high - low
+    if tau is None:
+        mean = _clear(x, where).sum(-1, keepdim=True, dtype=torch.float64) / count
+        # over the span: no square leaves the range of float64
+        deviation = _clear((x - mean).div_(span), where)
+        width = torch.linalg.vector_norm(deviation, dim=-1, keepdim=True) * span / (count**0.5 * SPREAD_PER_TAU)
+        width = width.masked_fill(span == 0, 1)  # equal scores are equal at any width
+    elif isinstance(tau, Tensor):
+        width = _check_tau(tau, x).double()
+    else:
+        check_positive(tau, "tau")
+        width = torch.full_like(span, tau)
+    if not readable(x):
+        return _Width(width + 0 * span, high, False)  # NaN for a list with NaN or infinity
+    widest = float((span / width).max()) if span.numel() else 0.0
+    if not widest < torch.inf:
+        check_finite(x, where)
+    return _Width(width, (high + low) / 2, widest < _WIDEST)
+
+
+def _check_tau(tau: Tensor, x: Tensor) -> Tensor:
+    """`tau` as (..., 1), one positive number a list."""
+    shape = (*x.shape[:-1], 1)
+    check_device(tau, x, "tau", "scores")
+    try:
+        tau = tau.detach().expand(shape)
+    except RuntimeError:
+        raise ValueError(
+            f"`tau` must broadcast to one number a list {shape}, got {describe(tau)}. Add the last axis: tau.unsqueeze(-1)."
+        ) from None
+    if readable(tau) and not bool(((tau > 0) & (tau < torch.inf)).all()):
+        raise ValueError(f"`tau` must be positive and finite, got a smallest value of {float(tau.min())}.")
+    return tau
+
+
+def _soft_rank(pairs: type[_Pairs], x: Tensor, width: _Width, where: Tensor | None) -> Tensor:
+    """Soft ranks by the comparator `pairs`: 1/2 + Σ_j F((s_j − s_i) / tau), where j = i adds the missing half."""
+    if not readable(x):
+        return _clear(pairs.traced(_sink(x, where), width.tau), where)
+    ranks: Tensor = _SoftRank.apply(x, where, width, pairs)  # type: ignore[no-untyped-call]
+    return ranks
+
+
+class _SoftRank(Function):
+    """Soft ranks by a comparator F. With f = F' the Jacobian is symmetric.
+
+    dr_i/dx_k is f((x_k - x_i) / tau) / tau for i ≠ k, and minus the sum of those on the diagonal.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, where: Tensor | None, width: _Width, pairs: type[_Pairs]) -> Tensor:
+        ranks, *state = pairs.rank(_sink(x, where), width)
+        ctx.pairs = pairs
+        ctx.save_for_backward(x, where, width.tau, *state)
+        return _clear(ranks, where)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return _SoftRankGradient.apply(g, ctx.pairs, *ctx.saved_tensors), None, None, None
+
+
+class _SoftRankGradient(Function):
+    """The Jacobian of `_SoftRank` times g; differentiable itself, for penalties on the gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, g: Tensor, pairs: type[_Pairs], x: Tensor, where: Tensor | None, tau: Tensor, *state: Tensor
+    ) -> Tensor:
+        ctx.pairs = pairs
+        ctx.save_for_backward(g, x, where, tau, *state)
+        return _clear(pairs.gradient(_clear(g, where), _sink(x, where), tau, *state), where)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, h: Tensor) -> Any:
+        g, x, where, tau, *state = ctx.saved_tensors
+        x, g, h = _sink(x, where), _clear(g, where), _clear(h, where)
+        by_g = _clear(ctx.pairs.gradient(h, x, tau, *state), where)
+        by_x = _clear(ctx.pairs.curvature(g, h, x, tau, *state), where)
+        return by_g, None, by_x, None, None, *(None for _ in state)
+
+
+class _Pairs:
+    """A comparator F, with f = F': its sums over all pairs of a list (..., n)."""
+
+    @classmethod
+    def traced(cls, x: Tensor, tau: Tensor) -> Tensor:
+        """1/2 + Σ_j F((x_j − x_i) / tau) in operations that torch differentiates, maps and compiles by itself."""
+        raise NotImplementedError
+
+    @classmethod
+    def rank(cls, x: Tensor, width: _Width) -> tuple[Tensor, ...]:
+        """The same, and then whatever the other two want to be handed again."""
+        raise NotImplementedError
+
+    @classmethod
+    def gradient(cls, g: Tensor, x: Tensor, tau: Tensor, *state: Tensor) -> Tensor:
+        """(Σ_i g_i f_ik − g_k Σ_j f_jk) / tau."""
+        raise NotImplementedError
+
+    @classmethod
+    def curvature(cls, g: Tensor, h: Tensor, x: Tensor, tau: Tensor, *state: Tensor) -> Tensor:
+        """The gradient by x of Σ_k h_k gradient(g)_k, which is −Σ_{i<k} f_ik (g_i − g_k)(h_i − h_k) / tau."""
+        raise NotImplementedError
+
+
+class _Sigmoid(_Pairs):
+    """The sigmoid, through t = tanh(d/2): F = (1 + t)/2 and f = (1 − t²)/4.
+
+    t is odd and f even in d, so each pair is visited once: a tile of the n × n pairs serves its rows and its columns.
+    """
+
+    @classmethod
+    def traced(cls, x: Tensor, tau: Tensor) -> Tensor:
+        x = _above_minus_infinity(x)
+        d = (x.unsqueeze(-2) - x.unsqueeze(-1)) / tau.to(x.dtype).unsqueeze(-1)
+        return d.sigmoid().sum(-1) + 0.5
+
+    @classmethod
+    def rank(cls, x: Tensor, width: _Width) -> tuple[Tensor, ...]:
+        (total,) = cls._sums(x, width.tau, lambda t: t, -1)
+        return (((x.shape[-1] + 1 + total) / 2).to(x.dtype),)
+
+    @classmethod
+    def gradient(cls, g: Tensor, x: Tensor, tau: Tensor, *state: Tensor) -> Tensor:
+        density, smooth = cls._sums(x, tau, lambda t: 1 - t * t, 1, g)
+        return ((smooth - g * density) / (4 * tau)).to(g.dtype)
+
+    @classmethod
+    def curvature(cls, g: Tensor, h: Tensor, x: Tensor, tau: Tensor, *state: Tensor) -> Tensor:
+        # f' = −f t; by m: −Σ_j f'((x_m − x_j) / tau) (g_m − g_j)(h_m − h_j) / tau²
+        slope, by_g, by_h, by_gh = cls._sums(x, tau, lambda t: (t * t - 1) * t, -1, g, h, g * h)
+        return ((g * h * slope - h * by_g - g * by_h + by_gh) / (4 * tau * tau)).to(x.dtype)
+
+    @classmethod
+    def _sums(
+        cls, x: Tensor, tau: Tensor, kernel: Callable[[Tensor], Tensor], sign: int, *weights: Tensor
+    ) -> list[Tensor]:
+        """Σ_j kernel(t_ij) and, for each u of the weights, Σ_j kernel(t_ij) u_j; kernel(t_ji) = sign · kernel(t_ij)."""
+        n = x.shape[-1]
+        lists = x.reshape(-1, n)
+        half = (0.5 / tau).to(x.dtype).reshape(-1, 1, 1)
+        columns = [None, *(u.reshape(-1, n) for u in weights)]
+        sums = [torch.zeros(lists.shape, dtype=torch.float64, device=x.device) for _ in columns]
+        for some, low, high in _tiles(lists):
+            row, rest = slice(low, high), slice(high, n)
+            d = lists[some, None, low:] - lists[some, row, None]  # (lists, rows, n - low)
+            k = kernel((d * half[some]).tanh_())
+            beyond = k[..., high - low :]
+            for u, total in zip(columns, sums, strict=True):
+                total[some, row] += (k if u is None else k * u[some, None, low:]).sum(-1)
+                if high < n:
+                    back = beyond if u is None else beyond * u[some, row, None]
+                    total[some, rest].add_(back.sum(-2), alpha=sign)
+        return [total.reshape(x.shape) for total in sums]
+
+
+def _tiles(lists: Tensor) -> Iterator[tuple[slice, int, int]]:
+    """Lists and rows that cover the upper triangle of all pairs of `lists` (B, n) in tiles of bounded size."""
+    batch, n = lists.shape
+    size = _TILE[lists.device.type == "cpu"]
+    together = max(1, size // n**2)
+    for first in range(0, batch, together):
+        low = 0
+        while low < n:
+            high = n if together > 1 else min(n, low + max(1, size // (n - low)))
+            yield slice(first, first + together), low, high
+            low = high
+
+
+_TILE = {True: 2**16, False: 2**22}
+"""Pairs per tile: on a CPU what fits its cache, elsewhere enough to keep the device busy."""
+
+
+class _Laplace(_Pairs):
+    """The Laplace cdf, f(d) = exp(−|d|)/2, for any spread.
+
+    In the sorted list each sum over pairs is a sum over the items below, weighted by exp(y_j − y_i), and one over the
+    items above, weighted by exp(y_i − y_j). Both are running sums; here both include the item itself.
+    """
+
+    @classmethod
+    def traced(cls, x: Tensor, tau: Tensor) -> Tensor:
+        y, order = torch.sort(x)
+        below, above = cls.running_sums(None, _above_minus_infinity(y.double()), tau)
+        ranks = torch.arange(x.shape[-1], 0, -1, device=x.device) + (below - above) / 2
+        return torch.zeros_like(x).scatter(-1, order, ranks.to(x.dtype))
+
+    @classmethod
+    def rank(cls, x: Tensor, width: _Width) -> tuple[Tensor, ...]:
+        y, order = _sort(x)
+        place = cls.place(y.double(), width)
+        below, above = cls.running_sums(None, place, width.tau)
+        # counting from the top, and moving half of each tail across: an item just above adds 1/2, not 1
+        position = torch.arange(x.shape[-1], 0, -1, dtype=torch.float64, device=x.device)
+        density = below + above
+        ranks = below.sub_(above).mul_(0.5).add_(position)
+        return torch.empty_like(x).scatter_(-1, order, ranks.to(x.dtype)), place, order, density
+
+    @classmethod
+    def gradient(cls, g: Tensor, x: Tensor, tau: Tensor, *state: Tensor) -> Tensor:
+        place, order, density = state
+        sorted_g = g.gather(-1, order).double()
+        below, above = cls.running_sums(sorted_g, place, tau)
+        gradient = below.add_(above).sub_(sorted_g.mul_(density)).div_(2 * tau)
+        return torch.empty_like(g).scatter_(-1, order, gradient.to(g.dtype))
+
+    @classmethod
+    def curvature(cls, g: Tensor, h: Tensor, x: Tensor, tau: Tensor, *state: Tensor) -> Tensor:
+        # f' = −sign(d) f; by m: −Σ_j f'((x_m − x_j) / tau) (g_m − g_j)(h_m − h_j) / tau²
+        place, order, _ = state
+        g, h = g.gather(-1, order).double(), h.gather(-1, order).double()
+        one, by_g, by_h, by_gh = (
+            below - above for below, above in (cls.running_sums(u, place, tau) for u in (None, g, h, g * h))
+        )
+        curvature = (g * h * one - h * by_g - g * by_h + by_gh) / (2 * tau * tau)
+        return torch.empty_like(x).scatter_(-1, order, curvature.to(x.dtype))
+
+    @classmethod
+    def place(cls, y: Tensor, width: _Width) -> Tensor:
+        """What `running_sums` wants to know of the sorted scores."""
+        return _above_minus_infinity(y)
+
+    @classmethod
+    def running_sums(cls, u: Tensor | None, place: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
+        """Σ_{j ≤ i} u_j exp((y_j − y_i)/tau) and Σ_{j ≥ i} u_j exp((y_i − y_j)/tau); u None: ones.
+
+        By doubling: a sum over the nearest 2k items is the one over the nearest k, plus the same sum of the item k
+        places away times the decay between the two. Every exponent is at most 0, so nothing overflows or cancels.
+        """
+        below = above = torch.ones_like(place) if u is None else u
+        k = 1
+        while k < place.shape[-1]:
+            decay = ((place[..., :-k] - place[..., k:]) / tau).exp()
+            below = below + pad(decay * below[..., :-k], (k, 0))
+            above = above + pad(decay * above[..., k:], (0, k))
+            k *= 2
+        return below, above
+
+
+class _NarrowLaplace(_Laplace):
+    """The same for lists that span less than `_WIDEST` tau: plain sums of exponentials stay inside float64."""
+
+    @classmethod
+    def place(cls, y: Tensor, width: _Width) -> Tensor:
+        return (y - width.middle).div_(width.tau).exp_()
+
+    @classmethod
+    def running_sums(cls, u: Tensor | None, place: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
+        up, down = (place, place.reciprocal()) if u is None else (u * place, u / place)
+        # not total minus the sum from below: that would cancel
+        return up.cumsum(-1).div_(place), down.flip(-1).cumsum_(-1).flip(-1).mul_(place)
+
+
+def _above_minus_infinity(x: Tensor) -> Tensor:
+    """`x` with -inf, where masked items stand, made finite: the difference of two infinities is NaN."""
+    return x.clamp(min=torch.finfo(x.dtype).min)
+
+
+class _BlackboxRank(Function):
+    """Exact ranks with the interpolated gradient of `blackbox_rank`."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, where: Tensor | None, lam: float | None) -> Tensor:
+        return _clear(_average_rank(_sink(x, where)), where)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, where, ctx.lam = inputs
+        ctx.save_for_backward(x, where, output)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Any:
+        x, where, ranks = ctx.saved_tensors
+        g = _clear(g, where)
+        count = x.shape[-1] if where is None else where.sum(-1, keepdim=True).clamp(min=1)
+        if ctx.lam is None:
+            deviation = _clear(x - _clear(x, where).sum(-1, True) / count, where)
+            deviation, size = deviation.norm(dim=-1, keepdim=True), g.norm(dim=-1, keepdim=True)
+            lam = BLACKBOX_STEP * torch.where(deviation > 0, deviation, 1) / torch.where(size > 0, size, 1)
+        else:
+            lam = ctx.lam
+        moved = _clear(_average_rank(_sink(x + lam * g, where)), where)
+        return (moved - ranks) / lam, None, None

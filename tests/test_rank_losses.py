@@ -1,0 +1,545 @@
+"""Losses on ranks: against plain loops with any rank function, gradients, masks, undefined lists, users' cases."""
+
+import pickle
+import re
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+
+from sodeep.losses._common import UndefinedListWarning
+from sodeep.losses.rank import MAPLoss, RecallLoss, SpearmanLoss, map_loss, recall_loss, spearman_loss
+from sodeep.metrics import average_precision, spearman_corr
+from sodeep.ranks import blackbox_rank, exact_rank, laplace_rank, sigmoid_rank, straight_through
+
+F64 = torch.float64
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def exactly(message):
+    return f"^{re.escape(message)}$"
+
+
+def laplace(scores, where=None):
+    return laplace_rank(scores, tau=0.5, where=where)
+
+
+def sigmoid(scores, where=None):
+    return sigmoid_rank(scores, tau=0.3, where=where)
+
+
+def plain(scores):
+    """A rank function of a user's, which knows no masks."""
+    gaps = scores.unsqueeze(-2) - scores.unsqueeze(-1)
+    return 0.5 + (gaps / 0.3).sigmoid().sum(-1)
+
+
+RANK_FNS = [exact_rank, laplace, sigmoid, plain, straight_through(laplace), blackbox_rank]
+
+LOSSES = {
+    "spearman": (spearman_loss, SpearmanLoss, {}),
+    "spearman-l1": (spearman_loss, SpearmanLoss, {"value_weight": 0.5}),
+    "spearman-mse": (spearman_loss, SpearmanLoss, {"value_weight": 0.5, "value_loss": "mse"}),
+    "map-ap": (map_loss, MAPLoss, {}),
+    "map-rank-sum": (map_loss, MAPLoss, {"form": "rank_sum"}),
+    "recall": (recall_loss, RecallLoss, {}),
+    "recall-3": (recall_loss, RecallLoss, {"margin": 0.4, "hardest": 3}),
+}
+
+
+def draw(name, lists=5, n=8, seed=0):
+    generator = seeded(seed)
+    scores = torch.randn(lists, n, dtype=F64, generator=generator)
+    if name.startswith("spearman"):
+        return scores, torch.randint(5, (lists, n), generator=generator).to(F64)
+    relevant = torch.rand(lists, n, generator=generator) < 0.4
+    relevant[:, 0], relevant[:, 1] = True, False
+    return scores, relevant
+
+
+# ---- slow and plain, one list at a time ------------------------------------------------------------------------------
+
+
+def loop_spearman(scores, target, rank_fn, value_weight=0.0, value_loss="l1"):
+    n, ranks, wanted = len(scores), rank_fn(scores).tolist(), stats.rankdata([-t for t in target.tolist()])
+    rank_term = sum(((r - w) / n) ** 2 for r, w in zip(ranks, wanted, strict=True)) / n
+    gaps = [abs(s - t) for s, t in zip(scores.tolist(), target.tolist(), strict=True)]
+    return rank_term + value_weight * sum(g if value_loss == "l1" else g**2 for g in gaps) / n
+
+
+def loop_map(scores, relevant, rank_fn, form="ap"):
+    n, ranks = len(scores), rank_fn(scores).tolist()
+    positives = [i for i in range(n) if relevant[i]]
+    if form == "rank_sum":
+        return sum(ranks[i] / n for i in positives) / len(positives)
+    friends = dict(zip(positives, rank_fn(scores[relevant]).tolist(), strict=True))
+    return 1 - sum(friends[i] / ranks[i] for i in positives) / len(positives)
+
+
+def loop_recall(scores, relevant, rank_fn, margin=0.2, hardest=1):
+    n, ranks = len(scores), rank_fn(scores).tolist()
+    positives = [i for i in range(n) if relevant[i]]
+    rivals = sorted(ranks[i] for i in range(n) if not relevant[i])[:hardest]
+    total = sum(max(0, margin + ranks[p] / n - c / n) for p in positives for c in rivals)
+    return total / len(positives) / len(rivals)
+
+
+LOOPS = {spearman_loss: loop_spearman, map_loss: loop_map, recall_loss: loop_recall}
+
+
+@pytest.mark.parametrize("rank_fn", RANK_FNS, ids=lambda f: getattr(f, "__name__", str(f)))
+@pytest.mark.parametrize("name", LOSSES)
+def test_against_a_loop(name, rank_fn):
+    loss, _, options = LOSSES[name]
+    scores, target = draw(name)
+    expected = np.mean([LOOPS[loss](s, t, rank_fn, **options) for s, t in zip(scores, target, strict=True)])
+    result = loss(scores, target, rank_fn=rank_fn, **options)
+    assert result.shape == ()
+    assert result.dtype == F64
+    np.testing.assert_allclose(result.item(), expected, rtol=1e-12)
+    assert result == loss(scores.reshape(5, 1, 8), target.reshape(5, 1, 8), rank_fn=rank_fn, **options)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_masked_is_deleted(name):
+    loss, _, options = LOSSES[name]
+    scores, target = draw(name)
+    where = torch.rand(5, 8, generator=seeded(3)) < 0.7
+    where[:, :3] = True
+    target[:, 1] = 0 if target.dtype == torch.bool else 9
+    for rank_fn in (laplace, plain):
+        rows = zip(scores, target, where, strict=True)
+        expected = np.mean([LOOPS[loss](s[w], t[w], rank_fn, **options) for s, t, w in rows])
+        gradients = []
+        for fill in (0.0, -1.0, 1e9, torch.nan, torch.inf):
+            x = scores.masked_fill(~where, fill).requires_grad_()
+            y = target if target.dtype == torch.bool else target.masked_fill(~where, fill)
+            value = loss(x, y, rank_fn=rank_fn, where=where, **options)
+            value.backward()
+            np.testing.assert_allclose(value.item(), expected, rtol=1e-12)
+            assert (x.grad[~where] == 0).all()
+            gradients.append(x.grad)
+        assert all(torch.equal(g, gradients[0]) for g in gradients)
+        assert gradients[0].isfinite().all()
+
+
+@pytest.mark.parametrize("rank_fn", [laplace, sigmoid])
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradient(name, rank_fn):
+    loss, _, options = LOSSES[name]
+    scores, target = draw(name, lists=3, n=6)
+    where = torch.ones(3, 6, dtype=torch.bool)
+    where[0, 4:] = False
+    for mask in (None, where):
+        assert torch.autograd.gradcheck(
+            lambda s, mask=mask: loss(s, target, rank_fn=rank_fn, where=mask, **options), scores.requires_grad_()
+        )
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_order_changes_nothing(name):
+    loss, _, options = LOSSES[name]
+    scores, target = draw(name)
+    x = scores.clone().requires_grad_()
+    value = loss(x, target, rank_fn=laplace, **options)
+    value.backward()
+    items, lists = torch.randperm(8, generator=seeded(1)), torch.randperm(5, generator=seeded(2))
+    y = scores[lists][:, items].requires_grad_()
+    permuted = loss(y, target[lists][:, items], rank_fn=laplace, **options)
+    permuted.backward()
+    torch.testing.assert_close(permuted, value, rtol=0, atol=1e-14)
+    torch.testing.assert_close(y.grad, x.grad[lists][:, items], rtol=0, atol=1e-14)
+    strided = scores.T.contiguous().T, target.T.contiguous().T
+    torch.testing.assert_close(loss(*strided, rank_fn=laplace, **options), value, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_batch_is_the_mean_of_its_lists(name):
+    loss, _, options = LOSSES[name]
+    scores, target = draw(name)
+    each = torch.stack([loss(s, t, rank_fn=laplace, **options) for s, t in zip(scores, target, strict=True)])
+    torch.testing.assert_close(loss(scores, target, rank_fn=laplace, **options), each.mean(), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_module_is_the_function(name):
+    loss, module, options = LOSSES[name]
+    scores, target = draw(name)
+    where = torch.ones(5, 8, dtype=torch.bool)
+    where[:, -1] = False
+    criterion = module(laplace, **options)
+    assert criterion(scores, target) == loss(scores, target, rank_fn=laplace, **options)
+    assert criterion(scores, target, where) == loss(scores, target, rank_fn=laplace, where=where, **options)
+    assert pickle.loads(pickle.dumps(criterion))(scores, target) == criterion(scores, target)
+    value, statistics = module(laplace, return_stats=True, **options)(scores, target)
+    assert value == criterion(scores, target)
+    assert (statistics.total, statistics.defined) == (5, 5)
+
+
+def test_repr():
+    assert repr(MAPLoss(laplace)) == "MAPLoss(laplace, form='ap', return_stats=False)"
+    assert repr(RecallLoss(laplace)) == "RecallLoss(laplace, margin=0.2, hardest=1, return_stats=False)"
+
+
+# ---- what the values mean --------------------------------------------------------------------------------------------
+
+
+def test_spearman_loss_is_spearmans_correlation():
+    scores, target = torch.randn(2, 6, 11, dtype=F64, generator=seeded())
+    loss = spearman_loss(scores, target, rank_fn=exact_rank)
+    n = 11
+    torch.testing.assert_close(loss, ((1 - spearman_corr(scores, target)) * (n**2 - 1) / (6 * n**2)).mean())
+    assert spearman_loss(target, target, rank_fn=exact_rank) == 0
+
+
+def test_map_loss_is_average_precision():
+    scores, relevant = draw("map")
+    expected = 1 - average_precision(scores, relevant).mean()
+    sharp = lambda s, where=None: sigmoid_rank(s, tau=1e-4, where=where)  # noqa: E731
+    for rank_fn in (exact_rank, sharp):
+        torch.testing.assert_close(map_loss(scores, relevant, rank_fn=rank_fn), expected)
+
+
+def test_rank_sum_is_the_papers():
+    # <f(y), y*> with f(y) = rank / n, summed over the lists
+    scores, relevant = draw("map")
+    paper = (exact_rank(scores) / 8 * relevant).sum(-1)
+    lists = zip(scores, relevant, strict=True)
+    ours = torch.stack([map_loss(s, r, rank_fn=exact_rank, form="rank_sum") for s, r in lists])
+    torch.testing.assert_close(ours * relevant.sum(-1), paper)
+
+
+def test_recall_loss_uses_its_margin():
+    scores = torch.tensor([0.9, 0.5, 0.1, -0.3], dtype=F64)
+    relevant = torch.tensor([1, 0, 0, 0])
+    for margin, expected in [(0, 0), (1 / 4, 0), (0.3, 0.05), (1, 0.75)]:  # the nearest rival is a quarter behind
+        value = recall_loss(scores, relevant, rank_fn=exact_rank, margin=margin)
+        torch.testing.assert_close(value, torch.tensor(expected, dtype=F64))
+    every = recall_loss(scores, relevant, rank_fn=exact_rank, margin=1, hardest=100)  # there are three others
+    torch.testing.assert_close(every, torch.tensor((0.75 + 0.5 + 0.25) / 3, dtype=F64))
+
+
+def test_lists_are_classes_in_multi_label_use():
+    generator = seeded()
+    scores = torch.randn(20, 4, dtype=F64, generator=generator)  # images x classes
+    labels = torch.rand(20, 4, generator=generator) < 0.3
+    value = map_loss(scores.T, labels.T, rank_fn=exact_rank)
+    per_class = [loop_map(scores[:, c], labels[:, c], exact_rank) for c in range(4)]
+    np.testing.assert_allclose(value.item(), np.mean(per_class), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_descent_improves_the_exact_metric(name):
+    loss, _, options = LOSSES[name]
+    scores, target = draw(name, lists=6, n=20, seed=4)
+    scores.requires_grad_()
+    metric = spearman_corr if loss is spearman_loss else average_precision
+    before = metric(scores, target).mean()
+    optimizer = torch.optim.Adam([scores], lr=0.05)
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss(scores, target, rank_fn=laplace_rank, **options).backward()
+        optimizer.step()
+    assert metric(scores, target).mean() > before + 0.5 * (1 - before)
+
+
+# ---- sorters as rank functions ---------------------------------------------------------------------------------------
+
+
+class FixedSorter(nn.Module):
+    """A stand-in for a learned sorter of one length: `plain` times a trainable 1, plus dropout."""
+
+    def __init__(self, seq_len=8):
+        super().__init__()
+        self.seq_len = seq_len
+        self.weight = nn.Parameter(torch.ones((), dtype=F64))
+        self.lengths_seen = []
+
+    def forward(self, scores):
+        self.lengths_seen.append(scores.shape[-1])
+        if scores.shape[-1] != self.seq_len:
+            raise ValueError("another length")
+        return self.weight * plain(scores)
+
+
+@pytest.mark.parametrize("module", [SpearmanLoss, MAPLoss, RecallLoss])
+def test_a_sorter_is_a_frozen_submodule(module):
+    sorter = FixedSorter()
+    model = nn.Linear(4, 1, dtype=F64)
+    criterion = module(sorter)
+    assert dict(criterion.named_modules())["rank_fn"] is sorter
+    for state in (True, False):
+        criterion.train(state)
+        assert not [p for p in criterion.parameters() if p.requires_grad]
+    features = torch.randn(8, 4, dtype=F64, generator=seeded())
+    target = torch.tensor([1, 0, 0, 1, 0, 0, 0, 1])
+    optimizer = torch.optim.SGD([*model.parameters(), *criterion.parameters()], lr=0.1, weight_decay=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        criterion(model(features).squeeze(-1), target).backward()
+        assert model.weight.grad.isfinite().all()
+        assert model.weight.grad.abs().sum() > 0
+        optimizer.step()
+    assert sorter.weight == 1
+
+
+def test_freeze_of_a_sorter_is_called():
+    class Freezable(FixedSorter):
+        frozen = False
+
+        def freeze(self):
+            self.frozen = True
+
+    assert SpearmanLoss(Freezable()).rank_fn.frozen
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, straight_through], ids=["plain", "straight-through"])
+def test_fixed_length_sorter_ranks_whole_lists_only(wrap):
+    sorter = FixedSorter()
+    scores, relevant = draw("map")
+    scores.requires_grad_()
+    value = map_loss(scores, relevant, rank_fn=wrap(sorter))
+    value.backward()
+    assert set(sorter.lengths_seen) == {8}
+    assert scores.grad.abs().sum() > 0
+    friends = torch.stack([exact_rank(torch.where(r, s, -9.0)) for s, r in zip(scores.detach(), relevant, strict=True)])
+    expected = 1 - ((friends / wrap(plain)(scores)) * relevant).sum(-1) / relevant.sum(-1)
+    torch.testing.assert_close(value, expected.mean())
+
+
+# ---- users' cases ----------------------------------------------------------------------------------------------------
+
+
+def test_equal_targets_have_equal_ranks():
+    scores = torch.tensor([3, 1, 3, 2, 1, 5, 3, 2], dtype=F64)
+    target = torch.tensor([2, 2, 4, 1, 1, 4, 3, 3])
+    wanted = 9 - torch.tensor([3.5, 3.5, 7.5, 1.5, 1.5, 7.5, 5.5, 5.5], dtype=F64)
+    ranks = 9 - torch.tensor([6, 1.5, 6, 3.5, 1.5, 8, 6, 3.5], dtype=F64)
+    expected = ((ranks - wanted) / 8).square().mean()
+    for order in (torch.arange(8), torch.randperm(8, generator=seeded())):
+        torch.testing.assert_close(spearman_loss(scores[order], target[order], rank_fn=exact_rank), expected)
+
+
+@pytest.mark.parametrize("rank_fn", [laplace_rank, sigmoid_rank, blackbox_rank, laplace, sigmoid])
+@pytest.mark.parametrize("name", LOSSES)
+def test_constant_predictions(name, rank_fn):
+    loss, _, options = LOSSES[name]
+    _, target = draw(name, lists=1, n=6)
+    scores = torch.full((1, 6), 0.4, dtype=F64, requires_grad=True)
+    value = loss(scores, target, rank_fn=rank_fn, **options)
+    value.backward()
+    assert value.isfinite()
+    assert scores.grad.isfinite().all()
+
+
+def test_offset_and_scale_of_scores():
+    scores = torch.tensor([1000.1, 1000.4, 1000.2, 1000.3], dtype=F64)
+    target = torch.tensor([1.0, 4.0, 2.0, 3.0], dtype=F64)
+    moved = (scores, scores - 1000, (scores - 1000) * 1e-3, scores * 1e4)
+    values = [spearman_loss(s, target, rank_fn=laplace_rank) for s in moved]
+    for value in values:
+        torch.testing.assert_close(value, values[0], rtol=0, atol=1e-9)
+
+
+def test_padded_lists():
+    scores = torch.tensor([[0.2, 0.9, 0.5, 0, 0], [-0.3, 0.1, 0.4, -0.8, 0.0]], dtype=F64)
+    target = torch.tensor([[1, 2, 3, 0, 0], [2, 3, 5, 1, 4]], dtype=F64)
+    where = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]).bool()
+    lists = (scores[0, :3], target[0, :3]), (scores[1], target[1])
+    both = [spearman_loss(*one, rank_fn=exact_rank) for one in lists]
+    torch.testing.assert_close(both[0], torch.tensor((1 - 0.5) * (3**2 - 1) / (6 * 3**2), dtype=F64))
+    torch.testing.assert_close(both[1], torch.tensor((1 - 0.9) * (5**2 - 1) / (6 * 5**2), dtype=F64))
+    torch.testing.assert_close(spearman_loss(scores, target, rank_fn=exact_rank, where=where), torch.stack(both).mean())
+
+
+@pytest.mark.parametrize("rank_fn", [exact_rank, laplace])
+@pytest.mark.parametrize("name", ["map-ap", "map-rank-sum", "recall"])
+def test_query_without_positives(name, rank_fn):
+    loss, _, options = LOSSES[name]
+    scores = torch.tensor([[0.9, 0.2, 0.4], [0.3, 0.8, 0.1]], dtype=F64, requires_grad=True)
+    relevant = torch.tensor([[0, 1, 0], [0, 0, 0]])
+    value, statistics = loss(scores, relevant, rank_fn=rank_fn, return_stats=True, **options)
+    assert (statistics.total, statistics.defined) == (2, 1)
+    torch.testing.assert_close(value, loss(scores[0], relevant[0], rank_fn=rank_fn, **options))
+    value.backward()
+    assert (scores.grad[1] == 0).all()
+    if name == "map-ap" and rank_fn is exact_rank:
+        torch.testing.assert_close(value, torch.tensor(2 / 3, dtype=F64))
+
+
+NEEDS = {
+    "spearman": "two items with different targets",
+    "map": "a relevant item",
+    "recall": "a relevant item and another",
+}
+
+
+@pytest.mark.parametrize("rank_fn", [exact_rank, laplace, plain])
+@pytest.mark.parametrize("name", LOSSES)
+def test_no_defined_list(name, rank_fn):
+    loss, _, options = LOSSES[name]
+    scores = torch.randn(3, 4, dtype=F64, generator=seeded()).requires_grad_()
+    target = torch.zeros(3, 4)
+    message = f"0 of 3 lists have {NEEDS[name.split('-')[0]]}: the loss is a constant 0 for this batch."
+    for where in (None, torch.zeros(3, 4, dtype=torch.bool)):
+        with pytest.warns(UndefinedListWarning, match=exactly(message)):
+            value = loss(scores, target, rank_fn=rank_fn, where=where, **options)
+        (gradient,) = torch.autograd.grad(value, scores)
+        if where is None and "value_weight" in options:  # the value term needs no order
+            gap = scores.detach()
+            torch.testing.assert_close(value.detach(), 0.5 * (gap.abs() if name == "spearman-l1" else gap**2).mean())
+        else:
+            assert value == 0
+            assert (gradient == 0).all()
+
+
+def test_lists_of_one_class_only():
+    scores = torch.randn(2, 4, dtype=F64, generator=seeded()).requires_grad_()
+    relevant = torch.tensor([[1, 1, 1, 1], [0, 1, 0, 0]])
+    torch.testing.assert_close(map_loss(scores[0], relevant[0], rank_fn=laplace), torch.zeros((), dtype=F64))
+    value, statistics = recall_loss(scores, relevant, rank_fn=laplace, return_stats=True)
+    assert statistics.defined == 1
+    torch.testing.assert_close(value, recall_loss(scores[1], relevant[1], rank_fn=laplace))
+
+
+def test_spearman_stats():
+    scores, target = torch.randn(2, 3, 5, dtype=F64, generator=seeded())
+    target[2] = 1.0
+    loss, statistics = spearman_loss(scores, target, rank_fn=laplace, value_weight=0.25, return_stats=True)
+    assert (statistics.total, statistics.defined) == (3, 2)
+    torch.testing.assert_close(statistics.rank, spearman_loss(scores[:2], target[:2], rank_fn=laplace))
+    torch.testing.assert_close(statistics.value, (scores - target).abs().mean())
+    torch.testing.assert_close(loss, statistics.rank + 0.25 * statistics.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", LOSSES)
+def test_half_precision(name, dtype):
+    loss, _, options = LOSSES[name]
+    n = 300
+    scores = (torch.randperm(n, generator=seeded()) - n // 2).to(dtype) / 256
+    target = scores.float().roll(1) if loss is spearman_loss else scores > 0.3
+    low, wide = scores.clone().requires_grad_(), scores.float().requires_grad_()
+    expected = loss(wide, target, rank_fn=laplace_rank, **options)
+    expected.backward()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value = loss(low, target, rank_fn=laplace_rank, **options)
+    value.backward()
+    assert value.dtype == torch.float32
+    torch.testing.assert_close(value, expected, rtol=0, atol=1e-5)
+    assert low.grad.dtype == dtype
+    torch.testing.assert_close(low.grad, wide.grad.to(dtype))
+
+
+def test_whole_number_targets_beyond_float32_stay_different():
+    target = torch.tensor([10**12 + 1, 10**12 + 2, 10**12])
+    assert spearman_loss(torch.tensor([1.0, 2.0, 0.0]), target, rank_fn=exact_rank) == 0
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_compiles_whole(name):
+    loss, _, options = LOSSES[name]
+    scores, target = draw(name)
+    where = torch.ones(5, 8, dtype=torch.bool)
+    where[:, 6:] = False
+    for mask in (None, where):
+        function = lambda s, mask=mask: loss(s, target, rank_fn=sigmoid, where=mask, **options)  # noqa: E731
+        compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+        x, y = scores.clone().requires_grad_(), scores.clone().requires_grad_()
+        torch.testing.assert_close(compiled(x), function(y))
+        (gx,), (gy,) = torch.autograd.grad(compiled(x), x), torch.autograd.grad(function(y), y)
+        torch.testing.assert_close(gx, gy)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_transforms(name):
+    loss, _, options = LOSSES[name]
+    scores, target = draw(name)
+    each = lambda s, t: loss(s, t, rank_fn=laplace, **options)  # noqa: E731
+    gradients = torch.func.vmap(torch.func.grad(each))(scores, target)
+    x = scores.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(each(x, target), x)
+    torch.testing.assert_close(gradients / 5, expected)
+
+
+# ---- bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", [spearman_loss, map_loss, recall_loss])
+def test_bad_input(loss):
+    name = "target" if loss is spearman_loss else "relevant"
+    scores, target = torch.zeros(4), torch.tensor([0.0, 1, 0, 1])
+    for error, message, arguments in [
+        (
+            ValueError,
+            f"`{name}` must have the shape of `scores` (4, 1), got (4,). Drop the extra axis: scores.squeeze(-1).",
+            (scores.unsqueeze(-1), target),
+        ),
+        (
+            ValueError,
+            f"`{name}` must have the shape of `scores` (4,), got (4, 1). Drop the extra axis: {name}.squeeze(-1).",
+            (scores, target.unsqueeze(-1)),
+        ),
+        (
+            TypeError,
+            "`scores` must be real floating point, got dtype int64. Convert it first: scores.float().",
+            (scores.long(), target),
+        ),
+        (
+            ValueError,
+            "`scores` must have a last axis of at least one item, got shape (2, 0). "
+            "The last axis is the list; leading axes are batch.",
+            (scores.new_zeros(2, 0), target.new_zeros(2, 0)),
+        ),
+        (
+            ValueError,
+            "`scores` must be finite, got 1 NaN or infinite of 4 values, the first (nan) at index (2,). Mask such "
+            "items out with where=, or find the step that made them (torch.autograd.set_detect_anomaly).",
+            (torch.tensor([0, 1, torch.nan, 2]), target),
+        ),
+    ]:
+        with pytest.raises(error, match=exactly(message)):
+            loss(*arguments, rank_fn=exact_rank)
+
+
+def test_bad_options():
+    scores, target = torch.zeros(4), torch.tensor([0.0, 1, 0, 1])
+    for message, call in [
+        (
+            "`value_weight` must be a finite number of at least 0, got -1.",
+            lambda: spearman_loss(scores, target, rank_fn=exact_rank, value_weight=-1),
+        ),
+        (
+            "`value_loss` must be one of l1, mse, got 'l2'.",
+            lambda: spearman_loss(scores, target, rank_fn=exact_rank, value_loss="l2"),
+        ),
+        (
+            "`form` must be one of ap, rank_sum, got 'map'.",
+            lambda: map_loss(scores, target, rank_fn=exact_rank, form="map"),
+        ),
+        (
+            "`margin` must be a finite number of at least 0, got nan.",
+            lambda: recall_loss(scores, target, rank_fn=exact_rank, margin=float("nan")),
+        ),
+        (
+            "`hardest` must be a whole number of at least 1, got 0.",
+            lambda: recall_loss(scores, target, rank_fn=exact_rank, hardest=0),
+        ),
+        (
+            "`rank_fn` must return a tensor of the shape of its scores (1, 4), got a tensor of shape (1,) and dtype "
+            "float32. The last axis is the list; leading axes are batch.",
+            lambda: spearman_loss(scores, target, rank_fn=lambda s: s.sum(-1)),
+        ),
+        (
+            "`target` must be finite, got 1 NaN or infinite of 4 values, the first (nan) at index (0,). Mask such "
+            "items out with where=, or find the step that made them (torch.autograd.set_detect_anomaly).",
+            lambda: spearman_loss(scores, target.index_fill(0, torch.tensor(0), torch.nan), rank_fn=exact_rank),
+        ),
+    ]:
+        with pytest.raises(ValueError, match=exactly(message)):
+            call()
