@@ -127,8 +127,10 @@ def save_sorter(
     if dtype is not None and dtype not in STORED_DTYPES:
         raise ValueError(f"`dtype` must be torch.float16, torch.float32, torch.float64 or None, got {dtype}.")
     tensors = {}
+    weights = dict(sorter.named_parameters())
     for key, tensor in sorter.state_dict().items():
-        stored = tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).clone().contiguous()
+        # batch statistics and frequencies are few and do not bear rounding
+        stored = tensor.detach().to("cpu", dtype if key in weights else None).clone().contiguous()
         bad = int((~torch.isfinite(stored)).sum())
         if bad:
             raise ValueError(
@@ -142,7 +144,7 @@ def save_sorter(
         "sha256": _checksum(safetensors.torch.save(tensors)),
         "sorter": sorter.name,
         "config": sorter.config,
-        "n_parameters": sum(weight.numel() for weight in sorter.parameters()),
+        "n_parameters": sum(weight.numel() for weight in weights.values()),
         "training": dict(sorter.trained if training is None else training),
         "library_version": sodeep.__version__,
     }
@@ -463,8 +465,7 @@ def _restore(path: Path, header: Mapping[str, Any], tensors: Mapping[str, Tensor
     ]
     if faults:
         raise _not_a_sorter(path, f"its tensors are not those of this {header['sorter']} sorter: {'; '.join(faults)}")
-    if any(tensor.dtype == torch.float64 for tensor in tensors.values()):
-        sorter = sorter.double()
-    sorter = sorter.to_empty(device="cpu")
-    sorter.load_state_dict(dict(tensors))
+    wide = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors.values()) else torch.float32
+    own = {key: tensor.to(wide if tensor.is_floating_point() else None, copy=True) for key, tensor in tensors.items()}
+    sorter.load_state_dict(own, assign=True)
     return sorter

@@ -50,8 +50,8 @@ from sodeep._precision import full_precision, working_dtype
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-MAX_DEPTH = 64
-"""Most layers or stages of a sorter: a bound on what a damaged file can make us build."""
+MAX_COUNT = 1024
+"""Most layers, stages, heads or frequencies of a sorter: a bound on what a damaged file can make us build."""
 
 
 def standardise(scores: Tensor, where: Tensor | None = None) -> Tensor:
@@ -335,7 +335,7 @@ class RecurrentSorter(Sorter):
         layers = self.published_layers if layers is None else layers
         check_choice(head_name, ("dense", "item", "sum"), "head")
         check_at_least(hidden, 1, "hidden")
-        check_depth(layers, "layers")
+        check_count(layers, "layers")
         if head_name == "dense":
             seq_len = need_seq_len(self.name, seq_len, "or head='item' for lists of any length")
         else:
@@ -515,14 +515,15 @@ class SetSorter(Sorter):
         condition: int = 64,
         normalize: bool = True,
     ) -> None:
-        if not isinstance(frequencies, (list, tuple)) or not 1 <= len(frequencies) <= MAX_DEPTH:
+        if not isinstance(frequencies, (list, tuple)) or not frequencies:
             raise ValueError(
-                f"`frequencies` must be a list of 1 to {MAX_DEPTH} whole numbers, got {describe(frequencies)}."
+                f"`frequencies` must be a list of whole numbers, one for each stage, got {describe(frequencies)}."
             )
-        for count in frequencies:
-            check_at_least(count, 1, "frequencies")
-        for value, option in ((heads, "heads"), (hidden, "hidden"), (condition, "condition")):
-            check_at_least(value, 1, option)
+        check_count(len(frequencies), "len(frequencies)")
+        for value, option in (*((value, "frequencies") for value in frequencies), (heads, "heads")):
+            check_count(value, option)
+        check_at_least(hidden, 1, "hidden")
+        check_at_least(condition, 1, "condition")
         config = {"frequencies": list(frequencies), "heads": heads, "hidden": hidden, "condition": condition}
         super().__init__(None, normalize=normalize, **config)
         *first, last = frequencies
@@ -575,25 +576,28 @@ class _FourierStage(nn.Module):
     period = 2.5
     """Above 2, so that the square wave is a sign function for all differences of coordinates in (-1, 1)."""
 
+    width = 1.5
+    """Of the damping's Gaussian at the highest frequency, for the first head: less is sharper, and rings more."""
+
     frequencies: Tensor
     series: Tensor
 
     def __init__(self, frequencies: int, condition: int, heads: int = 1, hidden: int = 0) -> None:
         super().__init__()
         self.hidden = hidden
-        odd = 2 * torch.arange(frequencies) + 1.0
-        self.register_buffer("frequencies", 2 * math.pi / self.period * odd)
-        self.register_buffer("series", 2 / math.pi / odd)
+        odd = [2 * k + 1 for k in range(frequencies)]
+        self.register_buffer("frequencies", torch.tensor([2 * math.pi / self.period * m for m in odd]))
+        self.register_buffer("series", torch.tensor([2 / math.pi / m for m in odd]))
         # Gaussian damping removes the ringing of a cut series; the first head is the sharpest
-        widths = 1.5 * 2.0 ** (torch.arange(heads) * 0.5)
-        damping = torch.exp(-0.5 * (widths.unsqueeze(-1) * odd / odd[-1]) ** 2)
-        self.odd = nn.Parameter(damping)  # (heads, K)
+        widths = [self.width * 2 ** (h / 2) for h in range(heads)]
+        damping = [[math.exp(-((width * m / odd[-1]) ** 2) / 2) for m in odd] for width in widths]
+        self.odd = nn.Parameter(torch.tensor(damping))  # (heads, K)
         adapt = nn.Linear(condition, frequencies + hidden)
         nn.init.zeros_(adapt.weight)
         nn.init.zeros_(adapt.bias)
         self.condition = nn.Sequential(nn.Linear(frequencies + 1, condition), nn.SiLU(), adapt)
         if hidden:
-            self.even = nn.Parameter(damping * 2 / frequencies)
+            self.even = nn.Parameter(torch.tensor([[2 / frequencies * weight for weight in row] for row in damping]))
             self.differences = nn.Linear(heads, hidden, bias=False)
             self.densities = nn.Linear(heads, hidden)
             self.correction = nn.Linear(hidden, 1, bias=False)
@@ -632,10 +636,10 @@ def need_seq_len(name: str, seq_len: int | None, otherwise: str = "or use a leng
     return seq_len
 
 
-def check_depth(value: int, name: str) -> None:
-    """A number of layers or stages."""
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_DEPTH:
-        raise ValueError(f"`{name}` must be a whole number from 1 to {MAX_DEPTH}, got {describe(value)}.")
+def check_count(value: int, name: str) -> None:
+    """A number of things that are built one by one."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_COUNT:
+        raise ValueError(f"`{name}` must be a whole number from 1 to {MAX_COUNT}, got {describe(value)}.")
 
 
 SORTERS: dict[str, type[Sorter]] = {

@@ -417,7 +417,7 @@ BAD_CONTENT = {
     ),
     "endless layers": (
         lambda folder: rewritten(folder, config={"layers": 10**12}),
-        "its config does not build a gru-sum sorter: `layers` must be a whole number from 1 to 64, "
+        "its config does not build a gru-sum sorter: `layers` must be a whole number from 1 to 1024, "
         f"got 1000000000000. {AGAIN}",
     ),
     "missing and unexpected": (
