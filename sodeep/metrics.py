@@ -45,8 +45,8 @@ from sodeep._checks import (
     describe,
     readable,
 )
+from sodeep._lists import prepare
 from sodeep._precision import full_precision, working_dtype
-from sodeep.losses._common import prepare
 from sodeep.ranks import exact_rank
 
 

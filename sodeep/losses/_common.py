@@ -6,11 +6,21 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
-from sodeep._checks import check_device, check_finite, check_same_shape, check_scores, check_where, readable
-from sodeep._precision import working_dtype
+from sodeep._checks import readable
+from sodeep._lists import Lists, as_relevance, prepare
+
+
+__all__ = [
+    "ListStats",
+    "Lists",
+    "Loss",
+    "UndefinedListWarning",
+    "as_relevance",
+    "mean_over_defined",
+    "prepare",
+]
 
 
 class ListStats(NamedTuple):
@@ -25,51 +35,6 @@ class ListStats(NamedTuple):
 
 class UndefinedListWarning(UserWarning):
     """No list of the batch was defined, so the loss was a constant zero."""
-
-
-class Lists(NamedTuple):
-    """Checked arguments of a retrieval or pair loss, as (Q, N): one row a list."""
-
-    scores: Tensor
-    """float32 or float64; masked items hold 0."""
-    positive: Tensor
-    """bool: relevant real items."""
-    negative: Tensor
-    """bool: real items that are not relevant."""
-    masked: bool
-    """Whether there may be items that are neither."""
-
-
-def as_relevance(relevant: object, scores: Tensor, name: str = "relevant") -> Tensor:
-    """`relevant` as a boolean tensor of the shape of `scores`; numbers are taken when all are 0 or 1."""
-    if not isinstance(relevant, Tensor):
-        raise TypeError(f"`{name}` must be a boolean tensor of the shape of `scores`, got {type(relevant).__name__}.")
-    check_same_shape(relevant, scores, name, "scores")
-    check_device(relevant, scores, name, "scores")
-    if relevant.dtype == torch.bool:
-        return relevant
-    if relevant.is_complex() or (readable(relevant) and not bool(((relevant == 0) | (relevant == 1)).all())):
-        raise ValueError(
-            f"`{name}` must be boolean (or all 0 and 1), got dtype {str(relevant.dtype).removeprefix('torch.')} "
-            f"with other values. Say what counts as relevant, for example {name} > 0."
-        )
-    return relevant != 0
-
-
-def prepare(scores: Tensor, relevant: Tensor, where: Tensor | None = None) -> Lists:
-    """Check the arguments of a loss on lists and bring them to (Q, N), in float32 or wider."""
-    check_scores(scores)
-    relevant = as_relevance(relevant, scores)
-    where = check_where(where, scores)
-    check_finite(scores, where)
-    values = scores.to(working_dtype(scores))
-    if where is not None:
-        # masked_fill, not a product: a masked NaN must reach neither the value nor the gradient
-        values = values.masked_fill(~where, 0)
-    n = scores.shape[-1]
-    positive = relevant if where is None else relevant & where
-    negative = ~relevant if where is None else ~relevant & where
-    return Lists(values.reshape(-1, n), positive.reshape(-1, n), negative.reshape(-1, n), where is not None)
 
 
 def mean_over_defined(

@@ -1,0 +1,99 @@
+"""Labels in every form people have them: numbers, strings, multi-hot, as tensors, arrays or lists.
+
+Every form becomes a tensor once, at the public function. Whole numbers become int64, never float32, in which
+10¹² + 1 and 10¹² + 2 are the same label.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sodeep._checks import describe, readable
+
+
+def label_tensor(labels: Any, name: str = "labels") -> Tensor:
+    """`labels` as a tensor: floating point and bool as they are, other numbers as int64, strings as int64 codes."""
+    values = labels.detach() if isinstance(labels, Tensor) else _from_python(labels, name)
+    if values.is_complex():
+        raise TypeError(f"`{name}` must be numbers or strings, got {describe(labels)}.")
+    return values if values.is_floating_point() or values.dtype == torch.bool else values.long()
+
+
+def _from_python(labels: Any, name: str) -> Tensor:
+    try:
+        array = np.asarray(labels)
+    except (TypeError, ValueError, RuntimeError):
+        array = np.empty((), dtype="V")
+    if isinstance(labels, (list, tuple)) and array.size == 0:
+        return torch.zeros(array.shape, dtype=torch.int64)  # numpy takes an empty list for floats
+    if array.dtype.kind in "biuf":
+        # longdouble and big-endian arrays have no torch dtype
+        return torch.tensor(array.astype(np.float64) if array.dtype.kind == "f" else array.astype(array.dtype.type))
+    if array.dtype.kind in "UO" and all(isinstance(label, str) for label in np.asarray(labels, dtype=object).flat):
+        return torch.tensor([_code(label) for label in array.flat], dtype=torch.int64).reshape(array.shape)
+    raise TypeError(
+        f"`{name}` must be numbers or strings, of one kind (a tensor, an array or a list), got {describe(labels)}."
+    )
+
+
+def _code(label: str) -> int:
+    """63 bits of a hash: the same in every process, batch and run, so that gather and a memory take strings too.
+
+    Two of a million distinct strings collide with a chance of one in ten million.
+    """
+    return int.from_bytes(hashlib.blake2b(label.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def as_labels(labels: Any, name: str = "labels", rows: int | None = None, of: str = "embeddings") -> Tensor:
+    """Checked labels: (n,) int64 or floating point, or multi-hot (n, c) int64. A column (n, 1) counts as (n,).
+
+    Args:
+        labels: in any form.
+        name: the argument, for messages.
+        rows: the number of rows there must be; None takes any.
+        of: the argument that has these rows, for messages.
+    """
+    values = label_tensor(labels, name)
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values.squeeze(1)
+    if values.ndim not in (1, 2) or (rows is not None and values.shape[0] != rows):
+        expected = "(n,) or multi-hot (n, c)" if rows is None else f"({rows},) or multi-hot ({rows}, c)"
+        per_row = "" if rows is None else f", one label for each row of `{of}`"
+        raise ValueError(
+            f"`{name}` must have shape {expected}{per_row}, "
+            f"got shape {tuple(values.shape)} and dtype {str(values.dtype).removeprefix('torch.')}."
+        )
+    if values.ndim == 2:
+        if readable(values) and not bool(((values == 0) | (values == 1)).all()):
+            raise ValueError(
+                f"`{name}` with two axes must be multi-hot (0 and 1 only), got {describe(values)} with other values. "
+                "One label a row goes in shape (n,)."
+            )
+        return (values != 0).long()
+    if values.is_floating_point():
+        nan = values.isnan()
+        if readable(values) and bool(nan.any()):
+            raise ValueError(
+                f"`{name}` must not be NaN, got {int(nan.sum())} NaN of {values.numel()} labels, "
+                f"the first at index {int(nan.nonzero()[0])}. NaN equals nothing, not even itself: drop those rows."
+            )
+        return values
+    return values.long()
+
+
+def same_label(labels: Tensor, ref_labels: Tensor) -> Tensor:
+    """Which pairs share a label, (n, m) bool, from two results of `as_labels`."""
+    if labels.ndim != ref_labels.ndim or labels.shape[1:] != ref_labels.shape[1:] or labels.dtype != ref_labels.dtype:
+        raise ValueError(
+            f"`ref_labels` must be of the form of `labels` (axes, classes and dtype), got {describe(ref_labels)} "
+            f"against {describe(labels)}."
+        )
+    if labels.ndim == 1:
+        return labels[:, None] == ref_labels[None, :]
+    # float32 counts shared labels exactly up to 2²⁴ classes; boolean matrix products do not exist
+    return labels.float() @ ref_labels.float().T > 0

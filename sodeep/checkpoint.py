@@ -1,0 +1,470 @@
+"""Sorter files: one ``.safetensors`` file holds the weights and, as text, everything needed to rebuild the sorter.
+
+The file's metadata has one entry, ``sodeep``, a JSON object:
+
+* ``format_version``: 1; a reader refuses a higher one.
+* ``sorter``, ``config``: ``build_sorter(sorter, **config)`` is the network.
+* ``n_parameters``: how many weights it has.
+* ``training``: what the training run says of itself (seed, steps, lengths, score range, errors, ...).
+* ``library_version``: the version of sodeep that wrote it.
+* ``sha256``: of the tensors' bytes, all that follows the file's header.
+
+Nothing is ever unpickled, and the size of what a file makes us allocate is bounded by the size of the file.
+A checkpoint of the 2019 training script is a pickle: `import_sodeep2019` reads it without running code from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import difflib
+import functools
+import hashlib
+import json
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+import sodeep
+from sodeep._checks import describe
+from sodeep.sorters import SORTERS, Sorter, build_sorter
+
+FORMAT_VERSION = 1
+METADATA_KEY = "sodeep"
+STORED_DTYPES = (torch.float16, torch.float32, torch.float64)
+
+_MAX_HEADER = 10**8  # bytes: safetensors' own limit
+_HEADER_FIELDS = {
+    "format_version": int,
+    "sorter": str,
+    "config": dict,
+    "n_parameters": int,
+    "training": dict,
+    "library_version": str,
+    "sha256": str,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class SorterCard:
+    """What a sorter file says of itself, read without its weights.
+
+    Attributes:
+        name: the file's name without its ending; what `load_sorter` takes for a shipped one.
+        path: the file.
+        sorter: the network, a key of `SORTERS`.
+        config: its options.
+        seq_len: the one length of list it takes, or None for any.
+        n_parameters: how many weights.
+        bytes: size of the file.
+        training: what its training run wrote (see `save_sorter`).
+        library_version: the version of sodeep that wrote it.
+    """
+
+    name: str
+    path: Path
+    sorter: str
+    config: dict[str, Any]
+    seq_len: int | None
+    n_parameters: int
+    bytes: int
+    training: dict[str, Any]
+    library_version: str
+
+
+def save_sorter(
+    path: str | os.PathLike[str],
+    sorter: Sorter,
+    training: Mapping[str, Any] | None = None,
+    dtype: torch.dtype | None = None,
+) -> Path:
+    """Write `sorter` to `path`, whole or not at all; a file already there is replaced.
+
+    Args:
+        path: where; by convention it ends in ``.safetensors``.
+        sorter: a sorter of this library, trained or not, frozen or not.
+        training: plain JSON values to keep beside it: seed, steps, ``lengths`` [shortest, longest], ``score_range``
+            [lowest, highest], errors per distribution, ... Default: what the sorter knows, ``sorter.trained``.
+        dtype: how to store the weights: torch.float16 halves the file and is read back as float32.
+            Default: as they are.
+
+    Returns:
+        The path.
+
+    Raises:
+        TypeError: not a sorter; values in `training` that are not JSON.
+        ValueError: weights that are not finite, or do not fit `dtype`.
+        FileNotFoundError: the folder does not exist.
+
+    Example:
+        >>> import tempfile
+        >>> from sodeep.sorters import build_sorter
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = save_sorter(f"{folder}/mine.safetensors", build_sorter("gru-sum"), training={"steps": 0})
+        ...     sorter = load_sorter(path)
+        >>> sorter.name, sorter.trained, sorter.frozen
+        ('gru-sum', {'steps': 0}, True)
+    """
+    if not isinstance(sorter, Sorter):
+        raise TypeError(
+            f"`sorter` must be a sodeep Sorter, got {type(sorter).__name__}. "
+            "Save the sorter itself, not a compiled or wrapped one."
+        )
+    if SORTERS.get(sorter.name) is not type(sorter):
+        raise TypeError(
+            f"`sorter` must be of a class in SORTERS, got {type(sorter).__name__}, which no file can name. "
+            f"Add it first: SORTERS[{sorter.name!r}] = {type(sorter).__name__}."
+        )
+    if dtype is not None and dtype not in STORED_DTYPES:
+        raise ValueError(f"`dtype` must be torch.float16, torch.float32, torch.float64 or None, got {dtype}.")
+    tensors = {}
+    for key, tensor in sorter.state_dict().items():
+        stored = tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).clone().contiguous()
+        bad = int((~torch.isfinite(stored)).sum())
+        if bad:
+            raise ValueError(
+                f"`sorter` must have finite weights, got {bad} NaN or infinite of {stored.numel()} in '{key}'"
+                f"{' once stored as ' + str(dtype).removeprefix('torch.') if dtype else ''}. "
+                "The training diverged (lower the learning rate), or the weights do not fit the dtype."
+            )
+        tensors[key] = stored
+    header = {
+        "format_version": FORMAT_VERSION,
+        "sha256": _checksum(safetensors.torch.save(tensors)),
+        "sorter": sorter.name,
+        "config": sorter.config,
+        "n_parameters": sum(weight.numel() for weight in sorter.parameters()),
+        "training": dict(sorter.trained if training is None else training),
+        "library_version": sodeep.__version__,
+    }
+    try:
+        text = json.dumps(header, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"`training` must hold plain JSON values (text, finite numbers, lists, dicts), got {describe(training)}: "
+            f"{error}."
+        ) from None
+    return write_atomic(path, safetensors.torch.save(tensors, metadata={METADATA_KEY: text}))
+
+
+def load_sorter(name_or_path: str | os.PathLike[str]) -> Sorter:
+    """A sorter from a file, frozen, on the CPU: ready to be the ``rank_fn`` of a loss.
+
+    The file is read once and kept as long as it does not change, so that calling this in a loop is cheap; every call
+    returns a sorter of its own. PyTorch's random numbers are not touched.
+
+    Args:
+        name_or_path: the name of a shipped sorter (see `list_sorters`), such as "set", or the path of a file.
+
+    Raises:
+        FileNotFoundError: no such file or shipped sorter.
+        ValueError: a file that is not a sorter's, or is damaged, or was written by a newer version; the message says
+            what was found and what to do.
+    """
+    path = _find(name_or_path)
+    header, tensors = _read(path, *_stamp(path))
+    sorter = _restore(path, header, tensors)
+    sorter.trained = json.loads(json.dumps(header["training"]))
+    return sorter.freeze()
+
+
+def list_sorters() -> list[SorterCard]:
+    """The sorters that ship with the library, by name.
+
+    Example:
+        >>> for card in list_sorters():
+        ...     sorter = load_sorter(card.name)
+    """
+    return [read_header(path) for path in _shipped().values()]
+
+
+def read_header(name_or_path: str | os.PathLike[str]) -> SorterCard:
+    """What a sorter file says of itself; its weights are not read.
+
+    Args:
+        name_or_path: as for `load_sorter`.
+
+    Raises:
+        FileNotFoundError, ValueError: as for `load_sorter`.
+    """
+    path = _find(name_or_path)
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(8)
+        length = int.from_bytes(start, "little")
+        data = start + file.read(length if length <= _MAX_HEADER else 512)
+    header = _parse_header(path, data, size)
+    return SorterCard(
+        name=path.stem,
+        path=path,
+        sorter=header["sorter"],
+        config=header["config"],
+        seq_len=header["config"].get("seq_len"),
+        n_parameters=header["n_parameters"],
+        bytes=size,
+        training=header["training"],
+        library_version=header["library_version"],
+    )
+
+
+def write_atomic(path: str | os.PathLike[str], data: bytes) -> Path:
+    """Write `data` to `path` so that at any moment the file there is the old one or the new one, whole.
+
+    It is written under a temporary name in the same folder, forced to the disk and renamed; its permissions are those
+    of any new file. If that fails, the temporary file is removed and `path` is as before.
+    """
+    path = Path(path)
+    target = Path(os.path.realpath(path))  # through a symbolic link, not over it
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"`path` must be in a folder that exists, got {path}. Make it first: {target.parent}.")
+    if target.is_dir():
+        raise ValueError(f"`path` must be a file, got {path}, which is a folder. Add a name: {path}/my.safetensors.")
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def import_sodeep2019(path: str | os.PathLike[str]) -> Sorter:
+    """A sorter from a checkpoint of the 2019 training script (``best_*.pth.tar``), without running code from it.
+
+    Such a file is a pickle of a dict: the weights as ``state_dict``, the command line as an `argparse.Namespace` under
+    ``args_dict``. PyTorch's weights-only reader is allowed that one class beside tensors and plain values; a file that
+    asks for any other is refused. Its weights may lie on a GPU and carry the ``module.`` prefix of `DataParallel`.
+
+    Returns:
+        The same network, frozen, on the CPU, without normalisation (the 2019 networks see raw scores, best between -1
+        and 1). Its ranks are n times the outputs of the original.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: another kind of file; the message says what was found.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"`path` must be a 2019 checkpoint, got {path}, not a file.")
+    try:
+        with _namespace_allowed():
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:  # whatever damaged bytes lead the reader to
+        asked = re.search(r"GLOBAL (\S+)", str(error))
+        found = f"it asks to run {asked[1]}, which is refused" if asked else _recognise(path) or "it is damaged"
+        raise ValueError(
+            f"{path} is not a 2019 checkpoint: {found}. It should be a torch.save file of a dict with the weights, "
+            "plain values and the argparse.Namespace of the command line, nothing else."
+        ) from None
+    if not isinstance(checkpoint, dict) or not {"args_dict", "state_dict"} <= checkpoint.keys():
+        keys = f" with {sorted(map(str, checkpoint))[:8]}" if isinstance(checkpoint, dict) else ""
+        raise ValueError(
+            f"{path} is not a 2019 checkpoint: it should be a dict with 'args_dict' and 'state_dict', "
+            f"found {type(checkpoint).__name__}{keys}. "
+            "Use the file that the training script wrote, not the bare weights."
+        )
+    args, weights = checkpoint["args_dict"], checkpoint["state_dict"]
+    args = vars(args) if isinstance(args, argparse.Namespace) else args
+    if not isinstance(args, dict) or not isinstance(weights, dict):
+        raise ValueError(f"{path} is not a 2019 checkpoint: its 'args_dict' or 'state_dict' is of another type.")
+    model = args.get("model_type")
+    if not isinstance(model, str) or model not in _MODELS_2019:
+        raise ValueError(
+            f"{path} must hold one of the models {', '.join(_MODELS_2019)}, got {describe(model)}. "
+            "The 2019 'exa' has no weights: use sigmoid_rank."
+        )
+    name, tied = _MODELS_2019[model]
+    tensors = {_rename_2019(key): tensor for key, tensor in weights.items() if isinstance(tensor, Tensor)}
+    seq_len = int(tensors[tied].shape[-1]) if tied in tensors and tensors[tied].ndim else args.get("seq_len")
+    sorter = _restore(path, {"sorter": name, "config": {"seq_len": seq_len, "normalize": False}}, tensors)
+    sorter.trained = {"source": "sodeep 2019", "lengths": [seq_len, seq_len]} if seq_len else {"source": "sodeep 2019"}
+    for key, ours in (("epoch", "epoch"), ("best_rec", "validation_error")):
+        if isinstance(checkpoint.get(key), (int, float)):
+            sorter.trained[ours] = checkpoint[key]
+    return sorter.freeze()
+
+
+# 2019 name: our name, and (by our name) the weight whose last axis is the length of list, if it is tied to one
+_MODELS_2019 = {
+    "cnn": ("cnn", "head.bias"),
+    "lstm": ("lstm", "head.bias"),
+    "lstmla": ("lstm-large", "head.bias"),
+    "lstme": ("lstm-end", "rnn.weight_ih_l0"),
+    "gruc": ("gru", None),
+    "grup": ("gru-proj", "head.bias"),
+    "grus": ("gru-sum", None),
+    "mlp": ("mlp", "layers.4.bias"),
+}
+
+
+def _rename_2019(key: str) -> str:
+    """Our name of a weight of a 2019 network."""
+    key = key.removeprefix("module.")
+    key = re.sub(r"^(lstm|rnn)\.", "rnn.", key)
+    key = re.sub(r"^(conv1|layer10)\.", "head.", key)
+    key = re.sub(r"^layer([1-9])\.", lambda match: f"layers.{int(match[1]) - 1}.", key)
+    return re.sub(r"^lin([1-3])\.", lambda match: f"layers.{2 * int(match[1]) - 2}.", key)
+
+
+def _namespace_allowed() -> contextlib.AbstractContextManager[Any]:
+    """Lets PyTorch's weights-only reader build an `argparse.Namespace`: an object with attributes, no behaviour."""
+    if hasattr(torch.serialization, "safe_globals"):
+        return torch.serialization.safe_globals([argparse.Namespace])
+    torch.serialization.add_safe_globals([argparse.Namespace])  # torch 2.4 has no context
+    return contextlib.nullcontext()
+
+
+def _shipped() -> dict[str, Path]:
+    """Shipped sorters by name: in the package once installed, beside it in a checkout."""
+    package = Path(__file__).resolve().parent
+    for folder in (package / "pretrained", package.parent / "pretrained"):
+        if folder.is_dir():
+            return {path.stem: path for path in sorted(folder.glob("*.safetensors"))}
+    return {}
+
+
+def _find(name_or_path: str | os.PathLike[str]) -> Path:
+    """The file that `name_or_path` means."""
+    shipped = _shipped()
+    name = os.fspath(name_or_path)
+    if name in shipped and isinstance(name_or_path, str):
+        return shipped[name]
+    path = Path(name)
+    if path.is_dir():
+        raise ValueError(f"{path} is not a sorter file: it is a folder. Give the .safetensors file in it.")
+    if not path.exists():
+        near = difflib.get_close_matches(path.name.removesuffix(".safetensors"), shipped, n=1)
+        hint = f" Did you mean '{near[0]}'?" if near else ""
+        raise FileNotFoundError(
+            "`name_or_path` must be a sorter file or a shipped sorter "
+            f"({', '.join(shipped) or 'none in this installation'}), got '{name}', which is neither.{hint}"
+        )
+    return path
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    """What changes when a file does."""
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+@functools.lru_cache(maxsize=8)
+def _read(path: Path, *stamp: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Header and tensors of a file, kept while its `_stamp` is the same. Read whole, so that both are of one file."""
+    data = path.read_bytes()
+    header = _parse_header(path, data, len(data))
+    if _checksum(data) != header["sha256"]:
+        raise _not_a_sorter(path, "its tensors are damaged (the checksum differs)")
+    try:
+        return header, safetensors.torch.load(data)
+    except safetensors.SafetensorError as error:
+        raise _not_a_sorter(path, f"its tensors are damaged ({error})") from None
+
+
+def _checksum(data: bytes) -> str:
+    """SHA-256 of the tensors' bytes in a safetensors file."""
+    return hashlib.sha256(memoryview(data)[8 + int.from_bytes(data[:8], "little") :]).hexdigest()
+
+
+def _not_a_sorter(path: Path, found: str, remedy: str = "Get the file again, or train one.") -> ValueError:
+    return ValueError(f"{path} is not a sorter file: {found}. {remedy}")
+
+
+def _recognise(path: Path) -> str | None:
+    """What a file that is not the expected one looks like from its first bytes."""
+    with path.open("rb") as file:
+        start = file.read(512)
+    text = start.lstrip().lower()
+    if not start:
+        return "it is empty"
+    if text.startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):
+        return "it is a web page, saved by a download that failed"
+    if start.startswith(b"version https://git-lfs"):
+        return "it is a Git LFS pointer, not the file itself (git lfs pull fetches it)"
+    return None
+
+
+def _parse_header(path: Path, data: bytes, size: int) -> dict[str, Any]:
+    """Our JSON object from the first bytes of a file of `size` bytes, checked."""
+    known = _recognise(path)
+    if known:
+        raise _not_a_sorter(path, known)
+    if data.startswith((b"PK\x03\x04", b"\x80")) and data[8:9] != b"{":
+        raise _not_a_sorter(
+            path,
+            "it is a pickled PyTorch checkpoint, which is never unpickled here",
+            "If the 2019 training script wrote it: sodeep import-sorter, or import_sodeep2019(path).",
+        )
+    length = int.from_bytes(data[:8], "little")
+    if data[8:9] != b"{":
+        raise _not_a_sorter(path, "it is no safetensors file")
+    if length > _MAX_HEADER or 8 + length > size:
+        raise _not_a_sorter(path, f"it is truncated or damaged ({size} bytes)")
+    try:
+        layout = json.loads(data[8 : 8 + length])
+        header: Any = json.loads(layout["__metadata__"][METADATA_KEY])
+        end = max((entry["data_offsets"][1] for key, entry in layout.items() if key != "__metadata__"), default=0)
+    except KeyError:
+        raise _not_a_sorter(path, "it is a safetensors file without a sodeep header, so of another program") from None
+    except (ValueError, TypeError, AttributeError, IndexError, RecursionError):
+        raise _not_a_sorter(path, "its header is damaged") from None
+    if 8 + length + end != size:
+        raise _not_a_sorter(path, f"it is truncated or damaged ({size} bytes, its header asks for {8 + length + end})")
+    version = header.get("format_version") if isinstance(header, dict) else None
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise _not_a_sorter(
+            path,
+            f"its format version is {version}, and this sodeep ({sodeep.__version__}) reads up to {FORMAT_VERSION}",
+            "Update sodeep.",
+        )
+    for field, kind in _HEADER_FIELDS.items():
+        if not isinstance(header, dict) or not isinstance(header.get(field), kind):
+            raise _not_a_sorter(path, f"its header has no valid '{field}'")
+    return dict(header)
+
+
+def _restore(path: Path, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Sorter:
+    """The sorter of `header` with the weights `tensors`, all of them and no others."""
+    if header["sorter"] not in SORTERS:
+        raise _not_a_sorter(
+            path,
+            f"its network {describe(header['sorter'])} is not one of {', '.join(SORTERS)}",
+            "Update sodeep, or add the class that wrote it to SORTERS.",
+        )
+    try:
+        # On the meta device nothing is allocated and no random number drawn: a wrong config costs nothing.
+        with torch.device("meta"):
+            sorter = build_sorter(header["sorter"], **header["config"])
+    except (ValueError, TypeError, RuntimeError, OverflowError, MemoryError) as error:
+        reason = str(error).removesuffix(".")
+        raise _not_a_sorter(path, f"its config does not build a {header['sorter']} sorter: {reason}") from None
+    expected = {key: tuple(tensor.shape) for key, tensor in sorter.state_dict().items()}
+    found = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
+    faults = [f"{key} is missing" for key in expected if key not in found]
+    faults += [f"{key} is unexpected" for key in found if key not in expected]
+    faults += [
+        f"{key} has shape {found[key]} instead of {shape}"
+        for key, shape in expected.items()
+        if found.get(key, shape) != shape
+    ]
+    if faults:
+        raise _not_a_sorter(path, f"its tensors are not those of this {header['sorter']} sorter: {'; '.join(faults)}")
+    if any(tensor.dtype == torch.float64 for tensor in tensors.values()):
+        sorter = sorter.double()
+    sorter = sorter.to_empty(device="cpu")
+    sorter.load_state_dict(dict(tensors))
+    return sorter

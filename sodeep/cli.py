@@ -1,0 +1,256 @@
+"""The command line: ``sodeep train-sorter``, ``evaluate-sorter``, ``list-sorters``, ``import-sorter``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+import sodeep
+
+
+class _Group(click.Group):
+    """A user's mistake is one line on stderr, never a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except sodeep.TrainingInterrupted as stop:
+            kept = f" Its state is in {stop.checkpoint}: go on with --resume." if stop.checkpoint else ""
+            click.echo(f"Stopped after step {stop.step}.{kept}", err=True)
+            sys.exit(128 + stop.signum)
+        except (ValueError, TypeError, OSError, FloatingPointError) as error:
+            raise click.ClickException(_message(error)) from error
+
+
+def _message(error: Exception) -> str:
+    """The message of an error, with the words of the command line for those of Python."""
+    if isinstance(error, OSError) and error.strerror:
+        text = error.strerror if error.filename is None else f"{error.strerror}: {error.filename}"
+    else:
+        text = str(error)
+    for python, option in (("overwrite=True", "--overwrite"), ("resume=True", "--resume")):
+        text = text.replace(python, option)
+    return text
+
+
+class _Seconds(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
+    """A time such as 90, 90s, 30m or 2h."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        number, unit = (value[:-1], value[-1]) if value[-1:] in ("s", "m", "h") else (value, "s")
+        try:
+            return float(number) * {"s": 1, "m": 60, "h": 3600}[unit]
+        except ValueError:
+            self.fail(f"{value!r} is not a time. Write seconds, or 90s, 30m, 2h.", param, ctx)
+
+
+def _weights(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, float] | None:
+    return _pairs(param, values, sodeep.generators.parse_weight)
+
+
+def _settings(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, Any] | None:
+    return _pairs(param, values, _setting)
+
+
+def _pairs(param: click.Parameter, values: Sequence[str], parse: Any) -> dict[str, Any] | None:
+    try:
+        return dict(parse(value) for value in values) or None
+    except ValueError as error:
+        raise click.BadParameter(str(error), param=param) from None
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """``hidden=64`` -> ("hidden", 64): the value is JSON, or else a word."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"{text!r} is not NAME=VALUE, for example hidden=64.")
+    try:
+        return name.replace("-", "_"), json.loads(value)
+    except json.JSONDecodeError:
+        return name.replace("-", "_"), value
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(sodeep.__version__, prog_name="sodeep")
+def main() -> None:
+    """Differentiable ranks: train, look at and convert sorters."""
+
+
+@main.command("train-sorter")
+@click.option("--sorter", type=click.Choice(list(sodeep.SORTERS)), default="set", show_default=True)
+@click.option("--seq-len", type=int, help="The one length to train for.  [default: all of --lengths, or 100]")
+@click.option(
+    "--lengths", type=int, nargs=2, metavar="LOW HIGH", help="Shortest and longest list of a length-free sorter."
+)
+@click.option(
+    "--sorter-config", multiple=True, callback=_settings, metavar="NAME=VALUE", help="Of the network; repeatable."
+)
+@click.option(
+    "--distribution",
+    "distributions",
+    multiple=True,
+    callback=_weights,
+    metavar="NAME=WEIGHT",
+    help="Of the synthetic lists; repeatable.  [default: a mixture of all kinds]",
+)
+@click.option("--mixture", type=click.Choice(["default", "2019"]), help="A whole mixture instead of --distribution.")
+@click.option("--scores-file", type=click.Path(path_type=Path), help="Your own score lists, .npy or .csv, one a row.")
+@click.option("--steps", type=int, help="Optimisation steps.")
+@click.option("--max-time", type=_Seconds(), help="Stop after this time, such as 90s, 30m or 2h, if steps remain.")
+@click.option("--batch-size", type=int, help="Lists a step (lists of 100, for a length-free sorter).")
+@click.option("--lr", type=float, help="Peak learning rate.")
+@click.option("--warmup", type=float, help="Share of the run in which the learning rate rises.")
+@click.option("--clip", type=float, help="Largest gradient norm.")
+@click.option("--ema", type=float, help="Decay of the running average of the weights.")
+@click.option("--value-loss", type=click.Choice(list(sodeep.training.VALUE_LOSSES)), help="On the normalised ranks.")
+@click.option("--gradient-weight", type=float, help="Of the gradient term; 0 trains on values alone.")
+@click.option("--gradient-tau", type=float, help="Sharpness of the gradient's target, in standard deviations.")
+@click.option("--seed", type=int)
+@click.option("--validate-every", type=int, help="Steps between validations (and saved states).")
+@click.option("--device", help="auto, cpu, cuda, ...")
+@click.option("--precision", type=click.Choice(["float32", "tf32"]), help="Of matrix products on a GPU.")
+@click.option("--compile", is_flag=True, default=None, help="Use torch.compile (with --gradient-weight 0).")
+@click.option("--out", type=click.Path(path_type=Path), help="File to write.  [default: SORTER.safetensors]")
+@click.option("--log-dir", type=click.Path(path_type=Path), help="Write TensorBoard logs to this folder.")
+@click.option("--resume", is_flag=True, help="Go on with the unfinished run of --out.")
+@click.option("--overwrite", is_flag=True, help="Replace a finished sorter.")
+@click.option("--quiet", is_flag=True, help="No progress bar.")
+def train_sorter(
+    out: Path | None,
+    log_dir: Path | None,
+    resume: bool,
+    overwrite: bool,
+    quiet: bool,
+    mixture: str | None,
+    **given: Any,
+) -> None:
+    """Train a network to be the rank function.
+
+    With the defaults, a set sorter for lists of any length, in a few minutes on two CPU cores.
+    """
+    if mixture is not None:
+        if given["distributions"]:
+            raise click.UsageError("Give either --mixture or --distribution, not both.")
+        given["distributions"] = sodeep.SODEEP2019 if mixture == "2019" else sodeep.DEFAULT
+    out = out or Path(f"{given['sorter']}.safetensors")
+    chosen = {name: value for name, value in given.items() if value is not None}
+    saved = resume and set(chosen) == {"sorter"}  # no option given: go on with those of the run
+    config = None if saved else sodeep.TrainConfig(**chosen)
+    result = sodeep.train_sorter(config, out, log_dir=log_dir, resume=resume, progress=not quiet, overwrite=overwrite)
+    click.echo(f"Trained {result.steps} steps in {result.seconds:.0f} s: {result.path}")
+    click.echo("\nmean |rank error| / n on the validation lists")
+    for name, error in result.errors.items():
+        click.echo(f"  {name:<22}{error:.4f}")
+    n = result.config.seq_len or 100
+    lists = sodeep.generators.draw(sodeep.SODEEP2019, 1000, n, _generator())
+    error = sodeep.rank_error(result.sorter, lists)
+    click.echo(
+        f"\nOn the mixture of SoDeep 2019, n = {n}: error {error:.4f} (its handcrafted sorter: 0.0102 at n = 100)"
+    )
+    climbed = sodeep.climb(result.sorter, n=n)
+    told = ", ".join(f"{rho:.3f} after {step} steps" for step, rho in climbed.items())
+    click.echo(f"As a loss on free scores, Spearman climbs to {told} (laplace_rank: 0.834, 0.997 at n = 100)")
+    click.echo(f'\nUse it:  rank_fn = sodeep.load_sorter("{result.path}")')
+
+
+def _generator() -> Any:
+    import torch
+
+    return torch.Generator().manual_seed(1234)
+
+
+@main.command("list-sorters")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_sorters(as_json: bool) -> None:
+    """Show the sorters that ship with the package."""
+    cards = sodeep.list_sorters()
+    if as_json:
+        click.echo(json.dumps([{**asdict(card), "path": str(card.path)} for card in cards], indent=2))
+        return
+    if not cards:
+        click.echo("No sorter ships with this install. Train one: sodeep train-sorter")
+    for card in cards:
+        length = "any length" if card.seq_len is None else f"n = {card.seq_len}"
+        errors = card.training.get("errors", {})
+        error = f"error {errors['validation']:.4f}" if "validation" in errors else ""
+        click.echo(f"{card.name:<12}{card.sorter:<12}{length:<12}{card.n_parameters:>10,} weights  {error}")
+
+
+@main.command("evaluate-sorter")
+@click.argument("sorter")
+@click.option("--lengths", type=int, multiple=True, help="Lengths to measure at; repeatable.  [default: 10 ... 10,000]")
+@click.option("--lists", type=int, default=256, show_default=True, help="Lists an error is averaged over.")
+@click.option("--seed", type=int, default=1234, show_default=True)
+@click.option(
+    "--json", "json_path", type=click.Path(dir_okay=False, allow_dash=True), help="Write all figures as JSON."
+)
+@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="Draw predicted against exact ranks.")
+@click.option("--no-baselines", is_flag=True, help="Leave out the handcrafted ranks.")
+def evaluate_sorter(
+    sorter: str,
+    lengths: tuple[int, ...],
+    lists: int,
+    seed: int,
+    json_path: str | None,
+    picture: Path | None,
+    no_baselines: bool,
+) -> None:
+    """Measure SORTER, a shipped name or a file, beside the handcrafted ranks."""
+    from sodeep import evaluation
+
+    rank_fn = sodeep.load_sorter(sorter)
+    if rank_fn.seq_len is not None:
+        wrong = [n for n in lengths if n != rank_fn.seq_len]
+        if wrong:
+            raise click.BadParameter(
+                f"{wrong[0]} is not the length {rank_fn.seq_len} this {rank_fn.name} sorter was built for.",
+                param_hint="--lengths",
+            )
+        lengths = (rank_fn.seq_len,)
+    n = rank_fn.seq_len or 100
+    contenders: dict[str, Callable[..., Any]] = {
+        Path(sorter).stem: rank_fn,
+        **({} if no_baselines else evaluation.handcrafted()),
+    }
+    results = []
+    with click.progressbar(contenders.items(), label="measuring", file=sys.stderr) as bar:
+        for name, function in bar:
+            chosen = [k for k in lengths or evaluation.LENGTHS if k <= 1000 or not name.startswith("sigmoid")]
+            results.append(evaluation.evaluate(function, name, lengths=chosen, n=n, lists=lists, seed=seed))
+    if json_path is not None:
+        text = json.dumps({"n": n, "lists": lists, "seed": seed, "results": [r.to_dict() for r in results]}, indent=2)
+        if json_path == "-":
+            click.echo(text)
+            return
+        Path(json_path).write_text(text + "\n")
+    click.echo(evaluation.report(results, n))
+    if picture is not None:
+        from sodeep.pictures import rank_picture
+
+        drawn = {name: sodeep.generators.draw({name: 1.0}, 1, n, _generator())[0] for name in sodeep.DEFAULT}
+        rank_picture(drawn, {name: rank_fn(x) for name, x in drawn.items()}).savefig(picture, dpi=120)
+        click.echo(f"\nPicture: {picture}")
+
+
+@main.command("import-sorter")
+@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--overwrite", is_flag=True, help="Replace OUT.")
+def import_sorter(checkpoint: Path, out: Path, overwrite: bool) -> None:
+    """Convert CHECKPOINT, written by the 2019 training script, to OUT (.safetensors), running no code from it."""
+    if out.exists() and not overwrite:
+        raise FileExistsError(f"`out` {out} exists. Choose another name, or replace it: overwrite=True.")
+    sorter = sodeep.import_sodeep2019(checkpoint)
+    sodeep.save_sorter(out, sorter, training={"imported_from": checkpoint.name})
+    length = "any length" if sorter.seq_len is None else f"n = {sorter.seq_len}"
+    click.echo(f"Wrote {out}: {sorter.name}, {length}.")

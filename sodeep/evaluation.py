@@ -1,0 +1,338 @@
+"""How good is a rank function: as an approximation of the ranks, and as a loss.
+
+A small rank error does not make a good loss (a step function has no error and no gradient), so both sides are measured:
+
+* `rank_error` and `inversions`: how far the values are from the exact ranks;
+* `climb`, `gradient_agreement` and `gradient_health`: what the gradient is worth.
+
+`evaluate` runs them all, on each distribution and each length, beside the handcrafted ranks.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from sodeep._checks import check_at_least, check_finite, check_positive, check_scores
+from sodeep.generators import DISTRIBUTIONS, SODEEP2019, draw
+from sodeep.metrics import spearman_corr
+from sodeep.ranks import exact_rank, laplace_rank, sigmoid_rank
+
+RankFn = Callable[[Tensor], Tensor]
+
+LENGTHS = (10, 30, 100, 300, 1000, 10000)
+
+NO_SINGLE_SCALE = ("heavy-tailed", "clusters", "bimodal")
+"""Distributions whose lists have no single scale, where one sharpness for the whole list cannot be right."""
+
+TAUS = (0.5, 1 / 3.4, 1 / 6.8, 1 / 10, 1 / 20, 1 / 50)
+"""Sharpness of the handcrafted ranks, in standard deviations of the list, from smooth to sharp."""
+
+
+def relative(rank_fn: Callable[..., Tensor], tau: float) -> RankFn:
+    """`sigmoid_rank` or `laplace_rank` with a `tau` given in standard deviations of each list.
+
+    Example:
+        >>> half = relative(laplace_rank, 0.5)
+        >>> torch.allclose(half(torch.tensor([1.0, 2.0, 4.0])), half(torch.tensor([10.0, 20.0, 40.0])))
+        True
+    """
+    return partial(_relative, rank_fn, tau)
+
+
+def _relative(rank_fn: Callable[..., Tensor], tau: float, scores: Tensor) -> Tensor:
+    spread = scores.detach().std(-1, correction=0, keepdim=True)
+    return rank_fn(scores, tau=tau * spread.where(spread > 0, 1.0))
+
+
+def rank_error(rank_fn: RankFn, scores: Tensor) -> float:
+    """Mean of |rank_fn(scores) - exact_rank(scores)| / n over all items of all lists.
+
+    Args:
+        rank_fn: scores (..., n) -> ranks (..., n), 1 = highest.
+        scores: (..., n), a batch of lists, for instance your own: the error that counts is the one on your scores.
+
+    Returns:
+        The error as a share of the list's length: 0 is exact, 0.25 is what a constant achieves on a long list.
+
+    Example:
+        >>> scores = torch.randn(64, 100, generator=torch.Generator().manual_seed(0))
+        >>> rank_error(exact_rank, scores)
+        0.0
+        >>> round(rank_error(laplace_rank, scores), 3)
+        0.008
+    """
+    check_scores(scores)
+    with torch.no_grad():
+        error = rank_fn(scores) - exact_rank(scores)
+    return float(error.double().abs().mean()) / scores.shape[-1]
+
+
+def inversions(rank_fn: RankFn, scores: Tensor) -> float:
+    """Share of the pairs of neighbours in the exact order whose higher score gets the worse rank (0 is monotone).
+
+    Tied neighbours do not count.
+
+    Example:
+        >>> scores = torch.tensor([[0.1, 0.5, 0.9]])
+        >>> inversions(lambda s: torch.tensor([[3.0, 1.0, 2.0]]), scores)
+        0.5
+    """
+    check_scores(scores)
+    ordered = scores.sort(-1, descending=True)
+    with torch.no_grad():
+        ranks = rank_fn(scores).gather(-1, ordered.indices)
+    strict = ordered.values[..., :-1] > ordered.values[..., 1:]
+    wrong = strict & (ranks[..., :-1] > ranks[..., 1:])
+    return float(wrong.sum()) / max(int(strict.sum()), 1)
+
+
+def _rank_loss(rank_fn: RankFn, scores: Tensor, target: Tensor) -> Tensor:
+    """Sum over the lists of the squared error of rank / n: what a Spearman loss descends."""
+    return ((rank_fn(scores) - target) / scores.shape[-1]).square().mean(-1).sum()
+
+
+def climb(
+    rank_fn: RankFn, *, n: int = 100, steps: Sequence[int] = (30, 100), lists: int = 48, lr: float = 0.05, seed: int = 0
+) -> dict[int, float]:
+    """What a rank function is worth as a loss: how fast free scores climb to a target order.
+
+    Scores start from N(0, 1) and are moved by Adam on the squared error of rank / n against the exact ranks of another
+    N(0, 1) draw. The result is the exact Spearman correlation on the way.
+
+    Args:
+        rank_fn: scores (..., n) -> ranks (..., n), 1 = highest.
+        n: length of the lists.
+        steps: after how many steps to look.
+        lists: how many lists, each climbing by itself.
+        lr: learning rate of Adam.
+        seed: of the start and the target.
+
+    Returns:
+        ``{step: mean Spearman}``; 1 is best. The start is near 0.
+
+    Example:
+        >>> result = climb(laplace_rank, lists=16)
+        >>> result[30] > 0.8, result[100] > 0.98
+        (True, True)
+    """
+    check_at_least(n, 2, "n")
+    check_at_least(lists, 1, "lists")
+    check_positive(lr, "lr")
+    generator = torch.Generator().manual_seed(seed)
+    device = _device_of(rank_fn)
+    scores = torch.randn(lists, n, generator=generator).to(device).requires_grad_()
+    goal = torch.randn(lists, n, generator=generator).to(device)
+    target = exact_rank(goal)
+    optimizer = torch.optim.Adam([scores], lr=lr)
+    result = {}
+    for step in range(1, max(steps) + 1):
+        optimizer.zero_grad()
+        _rank_loss(rank_fn, scores, target).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        if step in steps:
+            check_finite(scores.detach(), name=f"scores after {step} steps of climb")
+            result[step] = float(spearman_corr(scores.detach(), goal).mean())
+    return result
+
+
+def smoothed_gradient(scores: Tensor, target: Tensor, noise: float = 0.1) -> Tensor:
+    """Gradient of the mean of the exact rank loss under Gaussian noise on the scores, up to a positive factor.
+
+    Exact ranks are flat, but their mean under noise is smooth: E[rank_i] = 1 + sum over j != i of
+    Phi((s_j - s_i) / (noise sqrt 2)). The sum of the squared exact ranks is constant, which leaves -2 <E[rank], target>
+    of the squared error.
+
+    Args:
+        scores: (..., n).
+        target: (..., n), the ranks to reach.
+        noise: its standard deviation, in standard deviations of each list.
+
+    Returns:
+        (..., n), like `scores`.
+    """
+
+    def loss(x: Tensor) -> Tensor:
+        width = noise * math.sqrt(2) * x.detach().std(-1, correction=0, keepdim=True).unsqueeze(-1)
+        above: Tensor = torch.special.ndtr((x.unsqueeze(-2) - x.unsqueeze(-1)) / width)  # (..., i, j): j above i
+        return -(above.sum(-1) * target).sum()
+
+    return _gradient(loss, scores)
+
+
+def gradient_agreement(rank_fn: RankFn, scores: Tensor, target: Tensor, noise: float = 0.1) -> float:
+    """Mean cosine between the gradient of the rank loss and `smoothed_gradient`.
+
+    Args:
+        rank_fn: scores (..., n) -> ranks (..., n), 1 = highest.
+        scores: (..., n).
+        target: (..., n), the ranks to reach.
+        noise: in standard deviations of each list.
+
+    Returns:
+        1 where the gradients point the same way, 0 where they have nothing to do with each other.
+    """
+    check_scores(scores)
+    got = _gradient(partial(_rank_loss, rank_fn, target=target), scores)
+    return float(torch.cosine_similarity(got, smoothed_gradient(scores, target, noise), dim=-1).mean())
+
+
+def gradient_health(rank_fn: RankFn, scores: Tensor, target: Tensor) -> tuple[float, float]:
+    """Shares of the entries of the rank loss' gradient that are exactly zero, and that are not finite."""
+    grad = _gradient(partial(_rank_loss, rank_fn, target=target), scores)
+    return float((grad == 0).double().mean()), float((~grad.isfinite()).double().mean())
+
+
+def _gradient(function: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
+    x = scores.detach().clone().requires_grad_()
+    gradient: Tensor = torch.autograd.grad(function(x), x)[0]
+    return gradient
+
+
+def latency(rank_fn: RankFn, *, batch: int = 256, n: int = 100, rounds: int = 15) -> float:
+    """Median milliseconds of a forward and backward pass on (batch, n) scores, on the device of `rank_fn`."""
+    scores = torch.randn(batch, n, generator=torch.Generator().manual_seed(0)).to(_device_of(rank_fn))
+    target = exact_rank(scores.flip(-1))
+    times = []
+    for _ in range(rounds + 1):
+        start = time.perf_counter()
+        _gradient(partial(_rank_loss, rank_fn, target=target), scores)
+        if scores.is_cuda:
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return 1e3 * sorted(times[1:])[rounds // 2]  # the first call warms up
+
+
+def _device_of(rank_fn: RankFn) -> torch.device:
+    tensors: dict[str, Tensor] = getattr(rank_fn, "state_dict", dict)()
+    return next((t.device for t in tensors.values()), torch.device("cpu"))
+
+
+@dataclass
+class Evaluation:
+    """Figures of one rank function; the fields are what `evaluate` documents."""
+
+    name: str
+    errors: dict[int, float] = field(default_factory=dict)
+    by_distribution: dict[str, float] = field(default_factory=dict)
+    inversions: float = math.nan
+    agreement: float = math.nan
+    zero_gradient: float = math.nan
+    bad_gradient: float = math.nan
+    climb: dict[int, float] = field(default_factory=dict)
+    latency_ms: float = math.nan
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain values, ready for JSON."""
+        return asdict(self)
+
+
+def evaluate(
+    rank_fn: RankFn,
+    name: str = "",
+    *,
+    lengths: Sequence[int] = LENGTHS,
+    n: int = 100,
+    lists: int = 256,
+    mixture: Mapping[str, float] = SODEEP2019,
+    distributions: Sequence[str] = tuple(DISTRIBUTIONS),
+    seed: int = 1234,
+) -> Evaluation:
+    """Measure a rank function on both sides, values and gradients.
+
+    Args:
+        rank_fn: scores (..., n) -> ranks (..., n), 1 = highest.
+        name: what to call it.
+        lengths: at which lengths to take the error on the mixture.
+        n: length of the lists of everything else.
+        lists: lists an error is averaged over (fewer above n = 1,000: the number of items is what counts).
+        mixture: weights of the distributions for `errors`; the default is the 2019 mixture, so figures compare.
+        distributions: names for `by_distribution`.
+        seed: of every draw, so that rank functions are measured on the same lists.
+
+    Returns:
+        `Evaluation`: `errors` {length: mean |rank error| / n on the mixture}, `by_distribution` {name: the same at n},
+        `inversions`, `agreement` with the smoothed exact gradient, `zero_gradient` and `bad_gradient` shares,
+        `climb` {steps: Spearman}, `latency_ms` of forward + backward at (256, n).
+    """
+    device = _device_of(rank_fn)
+
+    def lists_of(weights: Mapping[str, float], length: int) -> Tensor:
+        count = max(4, min(lists, lists * 1000 // length))
+        return draw(weights, count, length, torch.Generator().manual_seed(seed)).to(device)
+
+    result = Evaluation(name)
+    for length in lengths:
+        result.errors[length] = rank_error(rank_fn, lists_of(mixture, length))
+    for distribution in distributions:
+        result.by_distribution[distribution] = rank_error(rank_fn, lists_of({distribution: 1.0}, n))
+    result.inversions = inversions(rank_fn, lists_of(mixture, n))
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(64, n, generator=generator).to(device)
+    target = exact_rank(torch.randn(64, n, generator=generator).to(device))
+    result.agreement = gradient_agreement(rank_fn, scores, target)
+    result.zero_gradient, result.bad_gradient = gradient_health(rank_fn, scores, target)
+    result.climb = climb(rank_fn, n=n)
+    result.latency_ms = latency(rank_fn, n=n)
+    return result
+
+
+def handcrafted(taus: Sequence[float] = TAUS) -> dict[str, RankFn]:
+    """The rank functions to beat: sigmoid and Laplace at each sharpness, smooth to sharp."""
+    functions: dict[str, Callable[..., Tensor]] = {"sigmoid": sigmoid_rank, "laplace": laplace_rank}
+    return {f"{name} std/{1 / tau:g}": relative(function, tau) for name, function in functions.items() for tau in taus}
+
+
+def equal_climb(results: Sequence[Evaluation]) -> Evaluation | None:
+    """Of the handcrafted ranks (all but the first), the one of the smallest error that climbs at least as well.
+
+    A sharper handcrafted rank always has a smaller error, and a smaller climb: this is its best sharpness for a fair
+    comparison with the first. None when none climbs as well.
+    """
+    first, *others = results
+    step = min(first.climb)
+    able = [r for r in others if r.climb[step] >= first.climb[step] and r.name.startswith("laplace")]
+    return min(able, key=lambda r: min(r.errors.values()), default=None)
+
+
+def report(results: Sequence[Evaluation], n: int) -> str:
+    """The figures of some rank functions as text tables, the first one being the sorter in question."""
+    lengths = list(dict.fromkeys(length for r in results for length in r.errors))
+    steps = list(results[0].climb)
+    head = [
+        f"mean |rank error| / n on the 2019 mixture by length; the other columns at n = {n}",
+        _row(
+            "",
+            [*(f"n={k}" for k in lengths), *(f"climb {s}" for s in steps), "cosine", "inverted", "zero", "bad", "ms"],
+        ),
+    ]
+    for r in results:
+        cells = [f"{r.errors[k]:.4f}" if k in r.errors else "-" for k in lengths]
+        cells += [f"{r.climb[s]:.3f}" for s in steps]
+        cells += [f"{r.agreement:.3f}", f"{r.inversions:.2%}", f"{r.zero_gradient:.1%}", f"{r.bad_gradient:.1%}"]
+        head.append(_row(r.name, [*cells, f"{r.latency_ms:.1f}"]))
+    head += [
+        "",
+        "climb k: Spearman of free scores after k Adam steps; cosine: gradient against the smoothed exact loss';",
+        "inverted: neighbours in the wrong order; zero, bad: gradient entries; ms: forward + backward of 256 lists",
+    ]
+    shown = [results[0], *(r for r in results[1:] if r.name == f"laplace std/{6.8:g}")]
+    rival = equal_climb(results) if len(results) > 1 else None
+    if rival is not None and rival not in shown:
+        shown.append(rival)
+    names = [f"{r.name} (equal climb)" if r is rival else r.name for r in shown]
+    head += ["", f"mean |rank error| / n by distribution, n = {n}", _row("", names, 30)]
+    for distribution in results[0].by_distribution:
+        mark = " *" if distribution in NO_SINGLE_SCALE else ""
+        head.append(_row(distribution + mark, [f"{r.by_distribution[distribution]:.4f}" for r in shown], 30))
+    return "\n".join([*head, "* lists with no single scale"])
+
+
+def _row(name: str, cells: Sequence[str], width: int = 10) -> str:
+    return f"{name:<22}" + "".join(f"{cell:>{width}}" for cell in cells)

@@ -1,0 +1,804 @@
+"""Pair losses: contrastive, triplet, NT-Xent, N-pairs, NCA, lifted structure, binomial deviance, Multi-Similarity, ...
+
+Every loss is called as ``x_loss(scores, relevant)`` with `scores` (..., N), one list a query, and `relevant` boolean
+of the same shape. What holds for all of them:
+
+* **Scores are similarities: higher = closer.** The defaults are made for cosine similarities in [-1, 1] unless a
+  loss says otherwise. A paper that speaks of a distance D reads here with ``scores = -D`` (what `pairwise_scores`
+  gives for ``similarity="euclidean"``): "D_ap + margin < D_an" is "s_p - margin > s_n", and a bound D < m is s > -m.
+* **P are the relevant real items of a list, N the other real items.** A query among its own items is an ordinary
+  item: leave it out by index (`pairwise_scores` does), not by its similarity, since duplicates are items too.
+* **The result is the mean over the defined lists.** A list is defined when both P and N have an item, unless the
+  loss says otherwise; one that is not defined is left out, and with none left the loss is a zero that keeps the graph.
+  So a batch is the mean of its lists, with one exception, `histogram_loss`, which is a statistic of the whole batch.
+* **Hinges are averaged over what is active** (hinge above zero), list by list: as training goes on most hinges are
+  zero, and a mean over all of them would fade away with the number of easy pairs.
+* Order plays no role, tied scores are treated alike, and `where` (True = a real item) is the same as deletion.
+
+The gradient of any of them with respect to the scores is its pair weights (Wang et al. 2019): see `sodeep.weights`.
+
+Example:
+    >>> scores = torch.tensor([[0.9, 0.2, 0.4], [0.1, 0.8, 0.3]], requires_grad=True)
+    >>> relevant = torch.tensor([[True, False, False], [True, False, True]])
+    >>> loss = TripletLoss(margin=0.2)(scores, relevant)
+    >>> loss.backward()
+    >>> scores.grad
+    tensor([[ 0.0000,  0.0000,  0.0000],
+            [-0.2500,  0.5000, -0.2500]])
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sodeep._checks import check_at_least, check_choice, check_positive, describe
+from sodeep._precision import full_precision
+from sodeep.losses._common import Lists, Loss, mean_over_defined, prepare
+
+MINING = ("all", "semihard", "hard")
+
+
+def _check_number(value: float, name: str) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not abs(value) < float("inf"):
+        raise ValueError(f"`{name}` must be a finite number, got {describe(value)}.")
+
+
+def _has_both(lists: Lists) -> Tensor:
+    """Which lists (Q,) have an item in P and one in N."""
+    return lists.positive.any(-1) & lists.negative.any(-1)
+
+
+def _mean_over_both(values: Tensor, lists: Lists, scores: Tensor, return_stats: bool) -> Any:
+    needs = "both a relevant item and one that is not"
+    return mean_over_defined(values, _has_both(lists), scores, return_stats, needs=needs)
+
+
+def _mean(x: Tensor, mask: Tensor) -> Tensor:
+    """Mean over the last axis of the entries in `mask`; 0 where it has none."""
+    return x.masked_fill(~mask, 0).sum(-1) / mask.sum(-1).clamp(min=1)
+
+
+def _logsumexp(x: Tensor, mask: Tensor) -> Tensor:
+    """Log of the sum of e^x over the entries in `mask` (last axis); very low, with zero gradient, where it has none.
+
+    The fill is finite since a row of -inf has a NaN gradient, and far enough from the end of the range to be added to.
+    """
+    return x.masked_fill(~mask, torch.finfo(x.dtype).min / 4).logsumexp(-1)
+
+
+def _softplus(x: Tensor) -> Tensor:
+    """log(1 + e^x). Torch's own goes over to x at 20, which float64 can tell from the truth."""
+    return torch.nn.functional.softplus(x, threshold=40)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Hinges
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@full_precision
+def contrastive_loss(
+    scores: Tensor,
+    relevant: Tensor,
+    *,
+    pos_margin: float = 0.9,
+    neg_margin: float = 0.6,
+    where: Tensor | None = None,
+    return_stats: bool = False,
+) -> Any:
+    """Pull positives above one similarity, push negatives below another.
+
+    For a list, with means over the active hinges (0 for a side that has none)::
+
+        mean_P [pos_margin - s]+  +  mean_N [s - neg_margin]+
+
+    This is the calibration term of ROADMAP (Ramzi et al. 2021), whose margins on cosine similarities are the defaults.
+    The classical loss on distances, D for positives and [m - D]+ for negatives, is ``pos_margin=0, neg_margin=-m`` on
+    scores -D (Hadsell et al. 2006 square both).
+
+    Args:
+        scores: (..., N), floating point, higher = closer.
+        relevant: (..., N), boolean.
+        pos_margin: a positive at least this similar costs nothing.
+        neg_margin: a negative at most this similar costs nothing.
+        where: (..., N), boolean, True = a real item.
+        return_stats: also return how many lists there were and how many counted (`ListStats`).
+
+    Returns:
+        A scalar >= 0. The two sides do not need each other, so a list is defined as soon as it has a real item.
+
+    Raises:
+        TypeError: `scores` are not floating point, or `where` is not boolean.
+        ValueError: shapes differ, a real score is not finite, `relevant` has values other than 0 and 1, or a margin is
+            not a finite number.
+
+    Example:
+        >>> scores = torch.tensor([[0.7, 0.95, 0.8, -0.3]])
+        >>> relevant = torch.tensor([[True, True, False, False]])
+        >>> contrastive_loss(scores, relevant)  # [0.9 - 0.7] + [0.8 - 0.6]; the two others are far enough
+        tensor(0.4000)
+    """
+    _check_number(pos_margin, "pos_margin")
+    _check_number(neg_margin, "neg_margin")
+    lists = prepare(scores, relevant, where)
+    s, positive, negative, _ = lists
+    hinge = torch.where(positive, pos_margin - s, s - neg_margin)
+    active = hinge > 0
+    values = _mean(hinge, active & positive) + _mean(hinge, active & negative)
+    return mean_over_defined(values, (positive | negative).any(-1), scores, return_stats, needs="a real item")
+
+
+@full_precision
+def triplet_loss(
+    scores: Tensor,
+    relevant: Tensor,
+    *,
+    margin: float = 0.2,
+    mining: str = "all",
+    where: Tensor | None = None,
+    return_stats: bool = False,
+) -> Any:
+    """Every positive above every negative by a margin, in O(N log N) a list: no list of triplets is ever made.
+
+    For a list, the mean over its active triplets (p in P, n in N, hinge above zero) of ``[s_n - s_p + margin]+``, among
+
+    * ``mining="all"``: all triplets (the mean over non-zero terms of Hermans et al. 2017, "batch all");
+    * ``mining="semihard"``: the negative is further than the positive, but within the margin: s_p - margin < s_n < s_p
+      (Schroff et al. 2015, FaceNet: D_ap < D_an < D_ap + margin). Equal scores are not semi-hard;
+    * ``mining="hard"``: for each positive the hardest negative, max_N s (Faghri et al. 2018, VSE++, who take the sum).
+      Equally hard negatives share the gradient.
+
+    Args:
+        scores: (..., N), floating point, higher = closer. The default margin is made for cosine similarities;
+            FaceNet's is on squared distances of unit vectors, 2 - 2s, so its 0.2 is 0.1 on cosine similarities.
+        relevant: (..., N), boolean.
+        margin: how far above; positive.
+        mining: which triplets: "all", "semihard" or "hard".
+        where: (..., N), boolean, True = a real item.
+        return_stats: also return how many lists there were and how many counted (`ListStats`).
+
+    Returns:
+        A scalar >= 0. A list with P and N but no active triplet counts, with 0.
+
+    Raises:
+        TypeError: `scores` are not floating point, or `where` is not boolean.
+        ValueError: shapes differ, a real score is not finite, `relevant` has values other than 0 and 1, `margin` is not
+            positive, or `mining` is unknown.
+
+    Example:
+        >>> scores = torch.tensor([[0.8, 0.3, 0.7, 0.4]])
+        >>> relevant = torch.tensor([[True, True, False, False]])
+        >>> triplet_loss(scores, relevant)  # hinges 0.1, 0.6 and 0.3
+        tensor(0.3333)
+        >>> triplet_loss(scores, relevant, mining="semihard")  # 0.8 against 0.7
+        tensor(0.1000)
+        >>> triplet_loss(scores, relevant, mining="hard")  # 0.8 and 0.3 against 0.7
+        tensor(0.3500)
+    """
+    check_positive(margin, "margin")
+    check_choice(mining, MINING, "mining")
+    lists = prepare(scores, relevant, where)
+    s, positive, negative, _ = lists
+    if mining == "hard":
+        lowest = torch.finfo(s.dtype).min / 4
+        hardest = s.masked_fill(~negative, lowest).amax(-1, keepdim=True)
+        hinge = hardest - s + margin
+        values = _mean(hinge, positive & (hinge > 0))
+    else:
+        # A sum of hinges is linear in the scores once it is known which are active. So all that is needed is in how
+        # many active triplets each item is, and these counts are the gradient.
+        count_p, count_n = _active_triplets(lists, margin, semihard=mining == "semihard")
+        active = count_p.sum(-1)
+        values = ((count_n - count_p) * s).sum(-1) / active.clamp(min=1) + margin * (active > 0)
+    return _mean_over_both(values, lists, scores, return_stats)
+
+
+@torch.no_grad()
+def _active_triplets(lists: Lists, margin: float, semihard: bool) -> tuple[Tensor, Tensor]:
+    """In how many active triplets each positive and each negative is: two (Q, N), 0 elsewhere."""
+    s, positive, negative, _ = lists
+    # A negative is active with a run of the positives in rising order: from `first` up to, not including, `last`.
+    rising, order = s.masked_fill(~positive, float("inf")).sort(dim=-1)
+    last = torch.searchsorted(rising, s + margin)  # positives with s_p < s_n + margin
+    if semihard:
+        first = torch.searchsorted(rising, s, right=True)  # less those with s_p <= s_n
+        last = torch.maximum(first, last)  # at scores so large that s + margin is s
+    else:
+        first = torch.zeros_like(last)
+    real = negative.to(s.dtype)
+    count_n = (last - first) * real
+    # The same runs, counted by positive: +1 where a run begins, -1 where it ends, and a running sum.
+    steps = s.new_zeros(s.shape[0], s.shape[1] + 1).scatter_add(-1, first, real).scatter_add(-1, last, -real)
+    count_p = torch.zeros_like(s).scatter(-1, order, steps.cumsum(-1)[:, :-1])
+    return count_p.masked_fill(~positive, 0), count_n
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Log-sum-exps
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@full_precision
+def nt_xent_loss(
+    scores: Tensor,
+    relevant: Tensor,
+    *,
+    temperature: float = 0.07,
+    where: Tensor | None = None,
+    return_stats: bool = False,
+) -> Any:
+    """Normalised temperature-scaled cross entropy (InfoNCE): each positive has to be picked out among the negatives.
+
+    For a list, with T the temperature::
+
+        mean_{p in P}  -log( e^{s_p/T} / (e^{s_p/T} + sum_{n in N} e^{s_n/T}) )
+
+    The other positives are not in the denominator. With one positive a list this is the loss of Chen et al. 2020
+    (SimCLR) and, over the rows of an image x caption matrix, one direction of InfoNCE as used for cross-modal
+    retrieval. The sum over N is taken once a list, so time and memory are O(N) a list, whatever the number of
+    positives.
+
+    Args:
+        scores: (..., N), floating point, higher = closer; cosine similarities for the default temperature.
+        relevant: (..., N), boolean.
+        temperature: T, positive.
+        where: (..., N), boolean, True = a real item.
+        return_stats: also return how many lists there were and how many counted (`ListStats`).
+
+    Returns:
+        A scalar > 0.
+
+    Raises:
+        TypeError: `scores` are not floating point, or `where` is not boolean.
+        ValueError: shapes differ, a real score is not finite, `relevant` has values other than 0 and 1, or
+            `temperature` is not positive.
+
+    Example:
+        >>> scores = torch.tensor([[1.0, 0.0, 0.0]])
+        >>> relevant = torch.tensor([[True, False, False]])
+        >>> nt_xent_loss(scores, relevant, temperature=1.0)  # log(1 + 2 / e)
+        tensor(0.5514)
+    """
+    check_positive(temperature, "temperature")
+    lists = prepare(scores, relevant, where)
+    s = lists.scores / temperature
+    below = _softplus(_logsumexp(s, lists.negative).unsqueeze(-1) - s)
+    return _mean_over_both(_mean(below, lists.positive), lists, scores, return_stats)
+
+
+@full_precision
+def n_pairs_loss(scores: Tensor, relevant: Tensor, *, where: Tensor | None = None, return_stats: bool = False) -> Any:
+    """Multi-class N-pairs: ``mean_{p in P} log(1 + sum_{n in N} e^{s_n - s_p})`` for a list.
+
+    Sohn 2016, Eq. 7, where a list has one positive and one negative of each other class; any number of each will do.
+    It is `nt_xent_loss` at temperature 1, on inner products.
+
+    Args:
+        scores: (..., N), floating point, higher = closer. Made for inner products of embeddings that are not
+            normalised: on cosine similarities the loss cannot fall below log(1 + |N| e^-2).
+        relevant: (..., N), boolean.
+        where: (..., N), boolean, True = a real item.
+        return_stats: also return how many lists there were and how many counted (`ListStats`).
+
+    Returns:
+        A scalar > 0.
+
+    Raises:
+        TypeError: `scores` are not floating point, or `where` is not boolean.
+        ValueError: shapes differ, a real score is not finite, or `relevant` has values other than 0 and 1.
+
+    Example:
+        >>> n_pairs_loss(torch.tensor([[5.0, 1.0, 1.0]]), torch.tensor([[True, False, False]]))
+        tensor(0.0360)
+    """
+    return nt_xent_loss(scores, relevant, temperature=1.0, where=where, return_stats=return_stats)
+
+
+@full_precision
+def nca_loss(
+    scores: Tensor,
+    relevant: Tensor,
+    *,
+    temperature: float = 1.0,
+    where: Tensor | None = None,
+    return_stats: bool = False,
+) -> Any:
+    """Neighbourhood components analysis: the probability that a soft nearest neighbour is relevant.
+
+    For a list, with T the temperature::
+
+        -log( sum_{p in P} e^{s_p/T} / sum_{i in P and N} e^{s_i/T} )
+
+    Goldberger et al. 2005, Salakhutdinov & Hinton 2007. (Eq. 1 of the supplement of Wang et al. 2019 lacks the minus
+    sign.)
+
+    Args:
+        scores: (..., N), floating point, higher = closer. In the papers minus squared distances, ``-D**2``; on cosine
+            similarities give a temperature, 0.1 say: at 1 the terms can hardly differ.
+        relevant: (..., N), boolean.
+        temperature: T, positive.
+        where: (..., N), boolean, True = a real item.
+        return_stats: also return how many lists there were and how many counted (`ListStats`).
+
+    Returns:
+        A scalar > 0.
+
+    Raises:
+        TypeError: `scores` are not floating point, or `where` is not boolean.
+        ValueError: shapes differ, a real score is not finite, `relevant` has values other than 0 and 1, or
+            `temperature` is not positive.
+
+    Example:
+        >>> nca_loss(torch.zeros(1, 4), torch.tensor([[True, False, False, False]]))  # log 4
+        tensor(1.3863)
+    """
+    check_positive(temperature, "temperature")
+    lists = prepare(scores, relevant, where)
+    s = lists.scores / temperature
+    # log(1 + N/P), not log of a ratio of sums: nothing underflows when the positives are far below
+    values = _softplus(_logsumexp(s, lists.negative) - _logsumexp(s, lists.positive))
+    return _mean_over_both(values, lists, scores, return_stats)
+
+
+@full_precision
+def lifted_structure_loss(
+    scores: Tensor,
+    relevant: Tensor,
+    *,
+    margin: float = 1.0,
+    where: Tensor | None = None,
+    return_stats: bool = False,
+) -> Any:
+    """Lifted structure, in the form for one anchor: the soft-hardest positive against the soft-hardest negative.
+
+    For a list::
+
+        [ log sum_{p in P} e^{-s_p}  +  log sum_{n in N} e^{s_n + margin} ]+
+
+    Hermans et al. 2017, Eq. 9 ("generalized lifted structure"), and Wang et al. 2019, whose pair weights are a
+    softmax over -s in P and over s in N. The original (Oh Song et al. 2016) takes for each pair (i, j) the negatives
+    of j as well as those of i: that is a function of two rows of a square matrix, not of a list, and has no meaning
+    for a query against a gallery.
+
+    Args:
+        scores: (..., N), floating point, higher = closer. In the papers minus distances, ``-D``, for which 1 is the
+            margin; on cosine similarities the log-sum-exps are nearly means, and scores multiplied by 10 or more do
+            better.
+        relevant: (..., N), boolean.
+        margin: a finite number.
+        where: (..., N), boolean, True = a real item.
+        return_stats: also return how many lists there were and how many counted (`ListStats`).
+
+    Returns:
+        A scalar >= 0.
+
+    Raises:
+        TypeError: `scores` are not floating point, or `where` is not boolean.
+        ValueError: shapes differ, a real score is not finite, `relevant` has values other than 0 and 1, or `margin`
+            is not a finite number.
+
+    Example:
+        >>> lifted_structure_loss(torch.tensor([[-0.5, -2.0]]), torch.tensor([[True, False]]))  # hinge 0.5 - 2 + 1
+        tensor(0.)
+        >>> lifted_structure_loss(torch.tensor([[-0.5, -1.0]]), torch.tensor([[True, False]]))  # hinge 0.5 - 1 + 1
+        tensor(0.5000)
+    """
+    _check_number(margin, "margin")
+    lists = prepare(scores, relevant, where)
+    s, positive, negative, _ = lists
+    # clamped before the undefined lists are dropped: their log-sum-exps are the lowest numbers
+    values = torch.relu(_logsumexp(-s, positive) + _logsumexp(s, negative) + margin)
+    return _mean_over_both(values, lists, scores, return_stats)
+
+
+@full_precision
+def binomial_deviance_loss(
+    scores: Tensor,
+    relevant: Tensor,
+    *,
+    alpha: float = 2.0,
+    beta: float = 50.0,
+    base: float = 0.5,
+    where: Tensor | None = None,
+    return_stats: bool = False,
+) -> Any:
+    """A smooth contrastive loss: each pair against one threshold, alone.
+
+    For a list (0 for a side that has no pair)::
+
+        mean_P log(1 + e^{alpha (base - s)})  +  mean_N log(1 + e^{beta (s - base)})
+
+    Yi et al. 2014, in the form of Wang et al. 2019: the weight of a pair is alpha/|P| or beta/|N| times the logistic
+    of the same exponent.
+
+    Args:
+        scores: (..., N), floating point, higher = closer; cosine similarities for the defaults.
+        relevant: (..., N), boolean.
+        alpha: steepness for positives.
+        beta: steepness for negatives.
+        base: the threshold between similar and not.
+        where: (..., N), boolean, True = a real item.
+        return_stats: also return how many lists there were and how many counted (`ListStats`).
+
+    Returns:
+        A scalar > 0. The two sides do not need each other, so a list is defined as soon as it has a real item.
+
+    Raises:
+        TypeError: `scores` are not floating point, or `where` is not boolean.
+        ValueError: shapes differ, a real score is not finite, `relevant` has values other than 0 and 1, `alpha` or
+            `beta` is not positive, or `base` is not a finite number.
+
+    Example:
+        >>> binomial_deviance_loss(torch.tensor([[0.5, 0.5]]), torch.tensor([[True, False]]))  # 2 log 2
+        tensor(1.3863)
+    """
+    _check_steepness(alpha, beta, base)
+    lists = prepare(scores, relevant, where)
+    _, positive, negative, _ = lists
+    deviance = _softplus(_exponent(lists, alpha, beta, base))
+    values = _mean(deviance, positive) + _mean(deviance, negative)
+    return mean_over_defined(values, (positive | negative).any(-1), scores, return_stats, needs="a real item")
+
+
+def _check_steepness(alpha: float, beta: float, base: float) -> None:
+    check_positive(alpha, "alpha")
+    check_positive(beta, "beta")
+    _check_number(base, "base")
+
+
+def _exponent(lists: Lists, alpha: float, beta: float, base: float) -> Tensor:
+    """The exponents: alpha (base - s) for positives, beta (s - base) for the others."""
+    return (lists.scores - base) * torch.where(lists.positive, -alpha, beta).to(lists.scores.dtype)
+
+
+@full_precision
+def bin_lifted_loss(
+    scores: Tensor,
+    relevant: Tensor,
+    *,
+    alpha: float = 2.0,
+    beta: float = 50.0,
+    base: float = 0.5,
+    where: Tensor | None = None,
+    return_stats: bool = False,
+) -> Any:
+    """BinLifted: the mean of the pair weights of binomial deviance and lifted structure.
+
+    Wang et al. 2019 (supplement, Eq. 10) define it by its weights; for a negative::
+
+        w = ( logistic(beta (s - base))  +  e^{beta s} / sum_{n in N} e^{beta s_n} ) / 2
+
+    and for a positive the same with alpha and -s, logistic(alpha (base - s)). The loss is what has them as its
+    gradient::
+
+        ( sum_P log(1 + e^x) + log sum_P e^x ) / (2 alpha),     x = alpha (base - s)
+      + ( sum_N log(1 + e^x) + log sum_N e^x ) / (2 beta),      x = beta (s - base)
+
+    They show it to do worse than binomial deviance alone, and Multi-Similarity better: it is here to compare with.
+
+    Args:
+        scores: (..., N), floating point, higher = closer; cosine similarities for the defaults.
+        relevant: (..., N), boolean.
+        alpha: steepness for positives.
+        beta: steepness for negatives.
+        base: the threshold between similar and not.
+        where: (..., N), boolean, True = a real item.
+        return_stats: also return how many lists there were and how many counted (`ListStats`).
+
+    Returns:
+        A scalar of either sign, since nothing bounds the lifted terms from below: its weights are its meaning.
+
+    Raises:
+        TypeError: `scores` are not floating point, or `where` is not boolean.
+        ValueError: shapes differ, a real score is not finite, `relevant` has values other than 0 and 1, `alpha` or
+            `beta` is not positive, or `base` is not a finite number.
+
+    Example:
+        >>> bin_lifted_loss(torch.tensor([[0.5, 0.5]]), torch.tensor([[True, False]]))  # log 2 (1/4 + 1/100)
+        tensor(0.1802)
+    """
+    _check_steepness(alpha, beta, base)
+    lists = prepare(scores, relevant, where)
+    x = _exponent(lists, alpha, beta, base)
+    deviance = _softplus(x)
+    deviance_and_lifted = [
+        (deviance.masked_fill(~side, 0).sum(-1) + _logsumexp(x, side)) / (2 * steepness)
+        for side, steepness in ((lists.positive, alpha), (lists.negative, beta))
+    ]
+    values = deviance_and_lifted[0] + deviance_and_lifted[1]
+    return _mean_over_both(values, lists, scores, return_stats)
+
+
+@full_precision
+def multi_similarity_loss(
+    scores: Tensor,
+    relevant: Tensor,
+    *,
+    alpha: float = 2.0,
+    beta: float = 50.0,
+    base: float = 0.5,
+    epsilon: float | None = 0.1,
+    where: Tensor | None = None,
+    return_stats: bool = False,
+) -> Any:
+    """Multi-Similarity: each pair against a threshold and against the other pairs of its list.
+
+    For a list::
+
+        1/alpha log(1 + sum_P e^{alpha (base - s)})  +  1/beta log(1 + sum_N e^{beta (s - base)})
+
+    over the pairs kept by mining: a negative with s > min_P s - epsilon, a positive with s < max_N s + epsilon, the
+    minimum and maximum over all pairs of the list. The choice itself has no gradient.
+
+    Wang et al. 2019. The paper has base = 1, its released code beta = 40 and base = 0.5; the defaults are those of most
+    later work. The released code drops positives with s > 1 - 1e-5, duplicates included: here they count.
+
+    Args:
+        scores: (..., N), floating point, higher = closer; cosine similarities for the defaults.
+        relevant: (..., N), boolean.
+        alpha: steepness for positives.
+        beta: steepness for negatives.
+        base: the threshold between similar and not.
+        epsilon: how much easier than the hardest pair of the other kind a pair may be, a finite number; None: no
+            mining.
+        where: (..., N), boolean, True = a real item.
+        return_stats: also return how many lists there were and how many counted (`ListStats`).
+
+    Returns:
+        A scalar >= 0. A list with P and N that keeps no pair counts, with 0.
+
+    Raises:
+        TypeError: `scores` are not floating point, or `where` is not boolean.
+        ValueError: shapes differ, a real score is not finite, `relevant` has values other than 0 and 1, `alpha` or
+            `beta` is not positive, or `base` or `epsilon` is not a finite number.
+
+    Example:
+        >>> scores = torch.tensor([[0.5, 0.5, 0.1]])
+        >>> relevant = torch.tensor([[True, False, False]])
+        >>> multi_similarity_loss(scores, relevant)  # log 2 (1/2 + 1/50): 0.1 is too easy to be kept
+        tensor(0.3604)
+    """
+    _check_steepness(alpha, beta, base)
+    if epsilon is not None:
+        _check_number(epsilon, "epsilon")
+    lists = prepare(scores, relevant, where)
+    s, positive, negative, _ = lists
+    x = _exponent(lists, alpha, beta, base)
+    if epsilon is not None:
+        fixed = s.detach()
+        infinity = float("inf")
+        lowest_positive = fixed.masked_fill(~positive, infinity).amin(-1, keepdim=True)
+        highest_negative = fixed.masked_fill(~negative, -infinity).amax(-1, keepdim=True)
+        positive = positive & (fixed < highest_negative + epsilon)
+        negative = negative & (fixed > lowest_positive - epsilon)
+    values = _softplus(_logsumexp(x, positive)) / alpha + _softplus(_logsumexp(x, negative)) / beta
+    return _mean_over_both(values, lists, scores, return_stats)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Histograms
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@full_precision
+def histogram_loss(
+    scores: Tensor,
+    relevant: Tensor,
+    *,
+    num_bins: int = 100,
+    low: float = -1.0,
+    high: float = 1.0,
+    where: Tensor | None = None,
+    return_stats: bool = False,
+) -> Any:
+    """Probability that a random negative pair of the batch is more similar than a random positive one, by histograms.
+
+    With nodes t_r = low + r D, r = 0 ... num_bins, D = (high - low) / num_bins, every score gives to its two
+    neighbouring nodes in proportion to its nearness; h+ and h- are the histograms of the positive and the negative
+    pairs, each of sum 1::
+
+        sum_r h-_r sum_{q <= r} h+_q
+
+    Ustinova & Lempitsky 2016. **The histograms are of the whole batch**, all lists together, so a batch is not the
+    mean of its lists. The weight of a positive pair in [t_p, t_{p+1}] is h-_p / (D |S+|), that of a negative one
+    h+_{p+1} / (D |S-|) (Wang et al. 2019, supplement, where the nodes r D - 1 count from r = 1 and are one off). A
+    score at a node belongs to the interval above it.
+
+    Two scatters, whatever the number of bins.
+
+    Args:
+        scores: (..., N), floating point, higher = closer; cosine similarities for the default range.
+        relevant: (..., N), boolean.
+        num_bins: number of intervals, so there is one node more.
+        low: the first node.
+        high: the last node. A score outside is at the end of the range, with zero gradient.
+        where: (..., N), boolean, True = a real item.
+        return_stats: also return how many lists there were and how many counted (`ListStats`).
+
+    Returns:
+        A scalar in [0, 1]; 0.5 or so where the scores say nothing. It needs one positive and one negative pair in
+        the batch, in whichever lists; then every list counts.
+
+    Raises:
+        TypeError: `scores` are not floating point, or `where` is not boolean.
+        ValueError: shapes differ, a real score is not finite, `relevant` has values other than 0 and 1, `num_bins`
+            is not a whole number of at least 1, or `low` and `high` are not finite numbers with low < high.
+
+    Example:
+        >>> scores = torch.tensor([[0.8, 0.4, 0.2]])
+        >>> relevant = torch.tensor([[True, False, False]])
+        >>> histogram_loss(scores, relevant)
+        tensor(0.)
+        >>> histogram_loss(scores, ~relevant)
+        tensor(1.)
+    """
+    check_at_least(num_bins, 1, "num_bins")
+    _check_number(low, "low")
+    _check_number(high, "high")
+    if not low < high:
+        raise ValueError(f"`low` must be below `high`, got low={low} and high={high}.")
+    lists = prepare(scores, relevant, where)
+    s, positive, negative, _ = lists
+    place = ((s - low) * (num_bins / (high - low))).clamp(0, num_bins)
+    node = place.detach().floor().clamp(max=num_bins - 1)
+    real = positive | negative
+    upper = (place - node).masked_fill(~real, 0)  # the share of the node above
+    lower = real.to(s.dtype) - upper
+    # Two histograms side by side, positives first; one pair a row, since one of millions would exhaust a float32.
+    nodes = num_bins + 1
+    index = node.long() + nodes * negative
+    histogram = s.new_zeros(s.shape[0], 2 * nodes).scatter_add(-1, index, lower).scatter_add(-1, index + 1, upper)
+    pos, neg = histogram.sum(0).view(2, nodes)
+    total_pos, total_neg = positive.sum(), negative.sum()
+    loss = (neg * pos.cumsum(0)).sum() / (total_pos.clamp(min=1) * total_neg.clamp(min=1))
+    defined = (total_pos > 0) & (total_neg > 0)
+    needs = "a positive and a negative pair between them"
+    return mean_over_defined(loss.expand(len(s)), defined.expand(len(s)), scores, return_stats, needs=needs)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The Module forms
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class ContrastiveLoss(Loss):
+    """Module form of `contrastive_loss`.
+
+    Example:
+        >>> ContrastiveLoss()
+        ContrastiveLoss(pos_margin=0.9, neg_margin=0.6)
+    """
+
+    function = staticmethod(contrastive_loss)
+
+    def __init__(self, pos_margin: float = 0.9, neg_margin: float = 0.6) -> None:
+        super().__init__(pos_margin=pos_margin, neg_margin=neg_margin)
+
+
+class TripletLoss(Loss):
+    """Module form of `triplet_loss`.
+
+    Example:
+        >>> TripletLoss(mining="hard")
+        TripletLoss(margin=0.2, mining='hard')
+    """
+
+    function = staticmethod(triplet_loss)
+
+    def __init__(self, margin: float = 0.2, mining: str = "all") -> None:
+        super().__init__(margin=margin, mining=mining)
+
+
+class NTXentLoss(Loss):
+    """Module form of `nt_xent_loss`.
+
+    Example:
+        >>> NTXentLoss()
+        NTXentLoss(temperature=0.07)
+    """
+
+    function = staticmethod(nt_xent_loss)
+
+    def __init__(self, temperature: float = 0.07) -> None:
+        super().__init__(temperature=temperature)
+
+
+class NPairsLoss(Loss):
+    """Module form of `n_pairs_loss`.
+
+    Example:
+        >>> NPairsLoss()(torch.tensor([[5.0, 1.0, 1.0]]), torch.tensor([[True, False, False]]))
+        tensor(0.0360)
+    """
+
+    function = staticmethod(n_pairs_loss)
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
+class NCALoss(Loss):
+    """Module form of `nca_loss`.
+
+    Example:
+        >>> NCALoss()
+        NCALoss(temperature=1.0)
+    """
+
+    function = staticmethod(nca_loss)
+
+    def __init__(self, temperature: float = 1.0) -> None:
+        super().__init__(temperature=temperature)
+
+
+class LiftedStructureLoss(Loss):
+    """Module form of `lifted_structure_loss`.
+
+    Example:
+        >>> LiftedStructureLoss()
+        LiftedStructureLoss(margin=1.0)
+    """
+
+    function = staticmethod(lifted_structure_loss)
+
+    def __init__(self, margin: float = 1.0) -> None:
+        super().__init__(margin=margin)
+
+
+class BinomialDevianceLoss(Loss):
+    """Module form of `binomial_deviance_loss`.
+
+    Example:
+        >>> BinomialDevianceLoss()
+        BinomialDevianceLoss(alpha=2.0, beta=50.0, base=0.5)
+    """
+
+    function = staticmethod(binomial_deviance_loss)
+
+    def __init__(self, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5) -> None:
+        super().__init__(alpha=alpha, beta=beta, base=base)
+
+
+class BinLiftedLoss(Loss):
+    """Module form of `bin_lifted_loss`.
+
+    Example:
+        >>> BinLiftedLoss()
+        BinLiftedLoss(alpha=2.0, beta=50.0, base=0.5)
+    """
+
+    function = staticmethod(bin_lifted_loss)
+
+    def __init__(self, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5) -> None:
+        super().__init__(alpha=alpha, beta=beta, base=base)
+
+
+class MultiSimilarityLoss(Loss):
+    """Module form of `multi_similarity_loss`.
+
+    Example:
+        >>> MultiSimilarityLoss(epsilon=None)
+        MultiSimilarityLoss(alpha=2.0, beta=50.0, base=0.5, epsilon=None)
+    """
+
+    function = staticmethod(multi_similarity_loss)
+
+    def __init__(self, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, epsilon: float | None = 0.1) -> None:
+        super().__init__(alpha=alpha, beta=beta, base=base, epsilon=epsilon)
+
+
+class HistogramLoss(Loss):
+    """Module form of `histogram_loss`.
+
+    Example:
+        >>> HistogramLoss()
+        HistogramLoss(num_bins=100, low=-1.0, high=1.0)
+    """
+
+    function = staticmethod(histogram_loss)
+
+    def __init__(self, num_bins: int = 100, low: float = -1.0, high: float = 1.0) -> None:
+        super().__init__(num_bins=num_bins, low=low, high=high)

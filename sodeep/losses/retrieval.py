@@ -1,0 +1,605 @@
+"""Retrieval losses: how well each query ranks its relevant items, from scores and relevance alone.
+
+Every loss takes `scores` (..., N), higher = better, and a boolean `relevant` of the same shape: one list a query, the
+query itself not among its items (`sodeep.pairwise_scores` leaves it out). The leading axes are batch, and the result is
+the mean over the queries that have a relevant item.
+
+Two ways to make a rank differentiable are here, and neither builds a Q x N x N tensor.
+
+Pairwise (`smooth_ap_loss`, `sup_ap_loss`, `recall_at_k_loss`): a rank is a sum of comparisons "is j above i?",
+softened. Only the ranks of the relevant items matter, so the walk goes over (query, relevant item) pairs, a chunk at a
+time, and takes the gradient in closed form as it goes: no graph is stored, and memory is O(Q N) whatever the classes.
+
+Quantised (`quantized_ap_loss`, `fast_ap_loss`): a histogram of similarities, softened. A similarity falls into two
+neighbouring bins, so a histogram is a count and one scatter-add, whatever the number of bins.
+
+    >>> scores = torch.tensor([[0.9, 0.2, 0.4], [0.3, 0.8, 0.1]])
+    >>> relevant = torch.tensor([[False, True, False], [False, False, False]])
+    >>> loss, stats = smooth_ap_loss(scores, relevant, return_stats=True)
+    >>> print(f"{loss:.4f} over {stats.defined} of {stats.total} queries")
+    0.6667 over 1 of 2 queries
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sodeep._checks import check_at_least, check_positive, compiling, describe
+from sodeep._precision import full_precision
+from sodeep.losses._common import Lists, Loss, mean_over_defined, prepare
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The walk over (query, relevant item) pairs
+
+
+def _chunk_elements(device: torch.device) -> int:
+    """Comparisons held at once: what stays in a CPU's cache, or what fills a GPU."""
+    return 2**17 if device.type == "cpu" else 2**23
+
+
+class _Pairs(NamedTuple):
+    """A chunk of C (query, relevant item) pairs."""
+
+    query: Tensor
+    """(C,) the row of each pair."""
+    item: Tensor
+    """(C,) its relevant item i."""
+    gap: Tensor
+    """(C, N) s_j - s_i for every item j of the query; minus infinity where j does not compete: i itself, masked."""
+    friend: Tensor
+    """(C, N) 1 where j is relevant as well."""
+
+
+def _walk(scores: Tensor, positive: Tensor) -> Iterator[_Pairs]:
+    """The (query, relevant item) pairs of (Q, N) lists, in chunks."""
+    friend = positive.to(scores.dtype)
+    step = max(1, _chunk_elements(scores.device) // scores.shape[1])
+    for pair in torch.split(positive.nonzero(), step):
+        query, item = pair.unbind(1)
+        gap = scores.index_select(0, query).sub_(scores[query, item].unsqueeze(1))
+        gap.scatter_(1, item.unsqueeze(1), -torch.inf)
+        yield _Pairs(query, item, gap, friend.index_select(0, query))
+
+
+def _add_slope(slope: Tensor, pairs: _Pairs, by_gap: Tensor) -> None:
+    """Add d value / d gap (C, N) to d value / d scores (Q, N): each gap pulls j up and i down."""
+    slope.index_add_(0, pairs.query, by_gap)
+    slope[pairs.query, pairs.item] -= by_gap.sum(1)  # a pair occurs once, so no two meet here
+
+
+def _per_positive(value: Tensor, slope: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums over the relevant items of a query as means; 0 where there is none."""
+    count = positive.sum(1).clamp(min=1)
+    return value.div_(count), slope.div_(count.unsqueeze(1))
+
+
+_Operator = Callable[..., tuple[Tensor, Tensor]]
+"""(scores (Q, N), positive (Q, N), options) -> a value a query (Q,) and d value / d scores (Q, N)."""
+
+
+class _PerQuery(torch.autograd.Function):
+    """A value a query with its gradient known: `operator` gives values (Q,) and d value / d scores (Q, N)."""
+
+    @staticmethod
+    def forward(operator: _Operator, scores: Tensor, positive: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+        return operator(scores, positive, *options)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(output[1])
+        ctx.unused = [None] * (len(inputs) - 2)
+
+    @staticmethod
+    def backward(ctx: Any, by_value: Tensor | None, by_slope: Tensor | None) -> tuple[Tensor | None, ...]:
+        if by_slope is not None and not compiling():
+            raise NotImplementedError(
+                "second derivatives of the pairwise retrieval losses are not implemented. "
+                "Drop create_graph=True, or take the quantised ones (quantized_ap_loss, fast_ap_loss)."
+            )
+        if by_value is None:
+            return None, None, *ctx.unused
+        (slope,) = ctx.saved_tensors
+        return None, by_value.unsqueeze(1) * slope, *ctx.unused
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], operator: _Operator, scores: Tensor, positive: Tensor, *options: Any
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        # queries do not know one another: a batch of batches is a longer batch
+        scores, positive = (
+            x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+            for x, dim in zip((scores, positive), in_dims[1:3], strict=True)
+        )
+        value, slope = _PerQuery.apply(operator, scores.flatten(0, 1), positive.flatten(0, 1), *options)  # type: ignore[no-untyped-call]
+        return (value.view(scores.shape[:2]), slope.view(scores.shape)), (0, 0)
+
+
+def _opaque(options: str) -> Callable[[_Operator], _Operator]:
+    """An operator as one node of a compiled graph: how many relevant items there are only the data knows."""
+
+    def register(operator: _Operator) -> _Operator:
+        name = f"sodeep::{operator.__name__.lstrip('_')}"
+        schema = f"(Tensor scores, Tensor positive, {options}) -> (Tensor, Tensor)"
+        node = torch.library.custom_op(name, operator, mutates_args=(), schema=schema)
+        node.register_fake(lambda scores, *_: (scores.new_empty(scores.shape[0]), torch.empty_like(scores)))
+        return node
+
+    return register
+
+
+@_opaque("float tau")
+def _smooth_ap(scores: Tensor, positive: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    value, slope = scores.new_zeros(scores.shape[0]), torch.zeros_like(scores)
+    for pairs in _walk(scores, positive):
+        above = pairs.gap.div_(tau).sigmoid_()
+        rank_among_positives = 1 + (above * pairs.friend).sum(1)
+        rank = 1 + above.sum(1)
+        precision = rank_among_positives / rank
+        value.index_add_(0, pairs.query, precision)
+        # d precision / d above_j = (1[j relevant] - precision) / rank, and d above / d gap = above (1 - above) / tau
+        by_gap = pairs.friend.sub_(precision.unsqueeze(1)).mul_((1 / (tau * rank)).unsqueeze(1))
+        _add_slope(slope, pairs, by_gap.mul_(above.addcmul_(above, above, value=-1)))
+    return _per_positive(value, slope, positive)
+
+
+@_opaque("float tau, float rho, float delta, float offset")
+def _sup_ap(
+    scores: Tensor, positive: Tensor, tau: float, rho: float, delta: float, offset: float
+) -> tuple[Tensor, Tensor]:
+    value, slope = scores.new_zeros(scores.shape[0]), torch.zeros_like(scores)
+    for pairs in _walk(scores, positive):
+        rank_among_positives = 1 + (torch.heaviside(pairs.gap, scores.new_tensor(0.5)) * pairs.friend).sum(1)
+        gap = pairs.gap.masked_fill_(pairs.friend.bool(), -torch.inf)  # from here on, to the irrelevant items
+        sigmoid, far = torch.sigmoid(gap / tau), gap > delta
+        bound = torch.where(far, offset + rho * (gap - delta), sigmoid + 0.5 * (gap > 0))
+        rank = rank_among_positives + bound.sum(1)
+        precision = rank_among_positives / rank
+        value.index_add_(0, pairs.query, precision)
+        # only the bound moves: d precision / d bound = -precision / rank
+        by_gap = torch.where(far, rho, sigmoid * (1 - sigmoid) / tau)
+        _add_slope(slope, pairs, by_gap.mul_((-precision / rank).unsqueeze(1)))
+    return _per_positive(value, slope, positive)
+
+
+@_opaque("int[] ks, float tau_rank, float tau_k")
+def _recall_at_k(
+    scores: Tensor, positive: Tensor, ks: list[int], tau_rank: float, tau_k: float
+) -> tuple[Tensor, Tensor]:
+    query = positive.nonzero()[:, 0]
+    above = [torch.sigmoid(pairs.gap / tau_rank).sum(1) for pairs in _walk(scores, positive)]
+    rank = 1 + torch.cat([scores.new_zeros(0), *above])
+    count = positive.sum(1)
+    value, by_rank = scores.new_zeros(scores.shape[0]), torch.zeros_like(rank)
+    for k in ks:
+        found = torch.sigmoid((k - rank) / tau_k)
+        total = torch.zeros_like(value).index_add_(0, query, found)
+        most = count.clamp(min=1, max=k) * len(ks)
+        value += total.clamp(max=k) / most
+        by_rank -= found * (1 - found) / tau_k * ((total < k) / most)[query]
+    slope, start = torch.zeros_like(scores), 0
+    for pairs in _walk(scores, positive):
+        sigmoid = torch.sigmoid(pairs.gap / tau_rank)
+        weight = by_rank[start : start + len(sigmoid)].unsqueeze(1) / tau_rank
+        _add_slope(slope, pairs, sigmoid.addcmul_(sigmoid, sigmoid, value=-1).mul_(weight))
+        start += len(sigmoid)
+    return value, slope
+
+
+def _per_query(operator: _Operator, lists: Lists, *options: Any) -> Tensor:
+    """The operator's value of every query (Q,), differentiable in the scores."""
+    scores = lists.scores
+    if lists.masked:
+        scores = scores.masked_fill(~(lists.positive | lists.negative), -torch.inf)
+    value: Tensor = _PerQuery.apply(operator, scores, lists.positive, *options)[0]  # type: ignore[no-untyped-call]
+    return value
+
+
+def _with_self(lists: Lists) -> Lists:
+    """Every query among its own relevant items, at similarity 1: a column more."""
+    query = lists.positive.new_ones(len(lists.positive), 1)
+    return lists._replace(
+        scores=torch.cat([lists.scores, query.to(lists.scores.dtype)], 1),
+        positive=torch.cat([lists.positive, query], 1),
+        negative=torch.cat([lists.negative, ~query], 1),
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The losses
+
+
+@full_precision
+def smooth_ap_loss(
+    scores: Tensor,
+    relevant: Tensor,
+    *,
+    tau: float = 0.01,
+    include_self: bool = False,
+    where: Tensor | None = None,
+    return_stats: bool = False,
+) -> Any:
+    r"""One minus Smooth-AP: average precision with every "j above i" softened to a sigmoid.
+
+    Definition, for a query with relevant items P and other items N, D_ij = s_j - s_i and G(x) = sigmoid(x / tau):
+
+        rank+(i) = 1 + sum_{j in P, j != i} G(D_ij)
+        AP       = mean over i in P of  rank+(i) / (rank+(i) + sum_{j in N} G(D_ij))
+
+    Tied items count one half for each other. As tau falls to 0 the loss becomes 1 - AP, and the gradient vanishes.
+
+    Args:
+        scores: (..., N) similarities, higher = better, the query itself left out.
+        relevant: (..., N) boolean.
+        tau: temperature, in the units of the scores; the paper's value is for cosine similarities.
+        include_self: count every query as one more relevant item of similarity 1 to itself, as the released code does.
+            A loss so computed cannot exceed about 1 - 1 / (1 + number of relevant items), whatever the scores.
+        where: (..., N) boolean, True = a real item; others are as if deleted.
+        return_stats: also return how many queries there were and how many had a relevant item (`ListStats`).
+
+    Returns:
+        Scalar in [0, 1): the mean over the queries with a relevant item. A query whose items are all relevant has
+        loss 0. With no such query, a zero with zero gradient and an `UndefinedListWarning`.
+
+    Raises:
+        TypeError, ValueError: for scores, relevance or a mask of a wrong dtype, shape or device, scores that are not
+            finite, or a `tau` that is not positive.
+        NotImplementedError: when a second derivative is taken.
+
+    References:
+        Brown, Xie, Kalogeiton, Zisserman. Smooth-AP: Smoothing the Path Towards Large-Scale Image Retrieval. ECCV 2020.
+        The gradient: Bleeker, appendix on the derivative of Smooth-AP.
+
+    Example:
+        >>> scores = torch.tensor([0.9, 0.2, 0.4], requires_grad=True)
+        >>> loss = smooth_ap_loss(scores, torch.tensor([False, True, True]), tau=0.1)
+        >>> print(f"{loss:.4f}")
+        0.4086
+        >>> loss.backward()
+        >>> bool(scores.grad[0] > 0)  # the irrelevant item should go down
+        True
+    """
+    check_positive(tau, "tau")
+    lists = prepare(scores, relevant, where)
+    items = _with_self(lists) if include_self else lists
+    ap = _per_query(_smooth_ap, items, tau)
+    return mean_over_defined(1 - ap, lists.positive.sum(1) > 0, lists.scores, return_stats)
+
+
+class SmoothAPLoss(Loss):
+    """`smooth_ap_loss` as a Module."""
+
+    function = staticmethod(smooth_ap_loss)
+
+    def __init__(self, tau: float = 0.01, include_self: bool = False) -> None:
+        super().__init__(tau=tau, include_self=include_self)
+
+
+@full_precision
+def quantized_ap_loss(
+    scores: Tensor,
+    relevant: Tensor,
+    *,
+    num_bins: int = 20,
+    low: float = -1.0,
+    high: float = 1.0,
+    include_self: bool = False,
+    where: Tensor | None = None,
+    return_stats: bool = False,
+) -> Any:
+    r"""One minus quantised AP (AP_Q): average precision of a softened histogram of the scores.
+
+    Definition, for M bins with centres evenly from `high` down to `low`, gap = (high - low) / (M - 1), and the
+    triangular kernel delta_m(s) = max(0, 1 - |s - centre_m| / gap):
+
+        h_m, h+_m  = sum of delta_m(s_j) over all items, over the relevant ones
+        AP_Q       = sum over m of  (h+_1 + ... + h+_m) / (h_1 + ... + h_m)  *  h+_m / number of relevant items
+
+    The first and last bins are flat outwards: a score outside [low, high] belongs to the end bin and has no gradient.
+    Equal scores count as at or above one another: AP_Q of scores at distinct centres is their exact AP, and an
+    irrelevant item that shares a relevant one's bin costs as if it were before it.
+
+    Args:
+        scores: (..., N) similarities, higher = better, the query itself left out.
+        relevant: (..., N) boolean.
+        num_bins: M, at least 2. Time and memory hardly depend on it.
+        low: centre of the last bin. The released code has [0, 1] and 25 bins, where a negative similarity gets no
+            gradient; [-1, 1] and 20 bins are the paper's.
+        high: centre of the first bin.
+        include_self: count every query as one more relevant item of similarity 1 to itself, as the paper does.
+        where: (..., N) boolean, True = a real item; others are as if deleted.
+        return_stats: also return how many queries there were and how many had a relevant item (`ListStats`).
+
+    Returns:
+        Scalar in [0, 1): the mean over the queries with a relevant item. A query whose items are all relevant has
+        loss 0. With no such query, a zero with zero gradient and an `UndefinedListWarning`.
+
+    Raises:
+        TypeError, ValueError: for scores, relevance or a mask of a wrong dtype, shape or device, scores that are not
+            finite, fewer than 2 bins, or `low` not below `high`.
+
+    References:
+        Revaud, Almazán, Rezende, de Souza. Learning with Average Precision: Training Image Retrieval with a Listwise
+        Loss. ICCV 2019; the derivatives are equations 7 to 10 of its supplement.
+
+    Example:
+        >>> scores = torch.tensor([0.9, 0.2, 0.4])
+        >>> loss = quantized_ap_loss(scores, torch.tensor([False, True, False]), num_bins=25, low=0, high=1)
+        >>> print(f"{loss:.4f}")
+        0.7048
+    """
+    check_at_least(num_bins, 2, "num_bins")
+    if not -float("inf") < low < high < float("inf"):
+        raise ValueError(f"`low` must be below `high` and both finite, got low={low!r} and high={high!r}.")
+    lists = prepare(scores, relevant, where)
+    items = _with_self(lists) if include_self else lists
+    h_positive, h_negative = _soft_histograms(items, num_bins, low, high)
+    seen_positive = h_positive.cumsum(1)
+    seen = seen_positive + h_negative.cumsum(1)
+    precision = seen_positive / seen.masked_fill(seen == 0, 1)
+    ap = (precision * h_positive).sum(1) / items.positive.sum(1).clamp(min=1)
+    return mean_over_defined(1 - ap, lists.positive.sum(1) > 0, lists.scores, return_stats)
+
+
+class QuantizedAPLoss(Loss):
+    """`quantized_ap_loss` as a Module."""
+
+    function = staticmethod(quantized_ap_loss)
+
+    def __init__(self, num_bins: int = 20, low: float = -1.0, high: float = 1.0, include_self: bool = False) -> None:
+        super().__init__(num_bins=num_bins, low=low, high=high, include_self=include_self)
+
+
+def _soft_histograms(lists: Lists, num_bins: int, low: float, high: float) -> tuple[Tensor, Tensor]:
+    """Triangular-kernel histograms (Q, num_bins) of relevant and of other items, from `high` down to `low`."""
+    steps_down = ((high - lists.scores) * ((num_bins - 1) / (high - low))).clamp(0, num_bins - 1)
+    upper_bin = steps_down.detach().floor().clamp(max=num_bins - 2)
+    to_lower = steps_down - upper_bin
+    # three histograms in one: of relevant items, of others, of what is masked
+    kind = 2 - 2 * lists.positive.int() - lists.negative.int()
+    slot = (upper_bin.int() + num_bins * kind).long()
+    histogram = lists.scores.new_zeros(len(slot), 3 * num_bins)
+    histogram = histogram.scatter_add(1, slot, 1 - to_lower).scatter_add(1, slot + 1, to_lower)
+    return histogram[:, :num_bins], histogram[:, num_bins : 2 * num_bins]
+
+
+@full_precision
+def fast_ap_loss(
+    scores: Tensor,
+    relevant: Tensor,
+    *,
+    num_bins: int = 10,
+    where: Tensor | None = None,
+    return_stats: bool = False,
+) -> Any:
+    r"""One minus FastAP: average precision from histograms of squared distance between unit vectors.
+
+    Definition, with z = 2 - 2 s in [0, 4] the squared distance of unit vectors of cosine similarity s, soft histograms
+    h, h+ of z on the L + 1 nodes 0, 4/L, ..., 4 (L = num_bins), and H, H+ their running sums:
+
+        FastAP = sum over l of  h+_l H+_l / H_l  /  number of relevant items
+
+    z falls evenly as s rises, so this is `quantized_ap_loss` on [-1, 1] with num_bins + 1 bins: the two papers,
+    published in the same year, arrived at one function. Both are here for their names and their defaults.
+
+    Args:
+        scores: (..., N) cosine similarities, the query itself left out; beyond [-1, 1] there is no gradient.
+        relevant: (..., N) boolean.
+        num_bins: L, the number of intervals between nodes.
+        where: (..., N) boolean, True = a real item; others are as if deleted.
+        return_stats: also return how many queries there were and how many had a relevant item (`ListStats`).
+
+    Returns:
+        Scalar in [0, 1): the mean over the queries with a relevant item; undefined queries as in `quantized_ap_loss`.
+
+    Raises:
+        TypeError, ValueError: for scores, relevance or a mask of a wrong dtype, shape or device, scores that are not
+            finite, or no bin.
+
+    References:
+        Cakir, He, Xia, Kulis, Sclaroff. Deep Metric Learning to Rank. CVPR 2019.
+
+    Example:
+        >>> scores, relevant = torch.tensor([0.9, 0.2, 0.4]), torch.tensor([False, True, False])
+        >>> bool(fast_ap_loss(scores, relevant) == quantized_ap_loss(scores, relevant, num_bins=11))
+        True
+    """
+    check_at_least(num_bins, 1, "num_bins")
+    return quantized_ap_loss(scores, relevant, num_bins=num_bins + 1, where=where, return_stats=return_stats)
+
+
+class FastAPLoss(Loss):
+    """`fast_ap_loss` as a Module."""
+
+    function = staticmethod(fast_ap_loss)
+
+    def __init__(self, num_bins: int = 10) -> None:
+        super().__init__(num_bins=num_bins)
+
+
+@full_precision
+def sup_ap_loss(
+    scores: Tensor,
+    relevant: Tensor,
+    *,
+    tau: float = 0.01,
+    rho: float = 100.0,
+    delta: float = 0.05,
+    offset: float | None = None,
+    calibration: float = 1.0,
+    positive_margin: float = 0.9,
+    negative_margin: float = 0.6,
+    include_self: bool = False,
+    where: Tensor | None = None,
+    return_stats: bool = False,
+) -> Any:
+    r"""ROADMAP: one minus SupAP, an upper bound of 1 - AP, plus a calibration of the scores.
+
+    Definition, for a query with relevant items P and other items N, and D_ij = s_j - s_i:
+
+        rank+(i) = 1 + sum_{j in P, j != i} [D_ij > 0]             the true count: no gradient among relevant items
+        rank-(i) = sum_{j in N} B(D_ij)                            B bounds the step function from above:
+        B(d)     = sigmoid(d / tau)                if d <= 0
+                   1/2 + sigmoid(d / tau)          if 0 < d <= delta
+                   rho (d - delta) + offset        if d > delta
+        SupAP    = mean over i in P of rank+(i) / (rank+(i) + rank-(i))
+        loss     = 1 - SupAP + calibration * (mean_P [positive_margin - s]_+ + mean_N [s - negative_margin]_+)
+
+    An irrelevant item far above a relevant one keeps a gradient (slope rho), where that of Smooth-AP vanishes. B jumps
+    from 1/2 to 1 at d = 0, as it must to lie above the step. Tied items count one half for each other.
+
+    Args:
+        scores: (..., N) cosine similarities, higher = better, the query itself left out.
+        relevant: (..., N) boolean.
+        tau: temperature of the sigmoid.
+        rho: slope of the straight part.
+        delta: where the straight part begins.
+        offset: height at which it begins. None: 1/2 + sigmoid(delta / tau), where the curved part ends, so that B is
+            increasing. The released configurations have 1.44, which lets B drop by 0.05 at delta.
+        calibration: weight of the calibration; 0 is SupAP alone. The released configurations have 1. The released code
+            averages over those pairs of the whole batch that violate a margin; here, as in the paper, over the
+            relevant and over the irrelevant items of the query.
+        positive_margin: relevant items should score at least this.
+        negative_margin: irrelevant items should score at most this.
+        include_self: count every query as one more relevant item of similarity 1 to itself, as the released code does.
+        where: (..., N) boolean, True = a real item; others are as if deleted.
+        return_stats: also return how many queries there were and how many had a relevant item (`ListStats`).
+
+    Returns:
+        Scalar, at least 0: the mean over the queries with a relevant item. With no such query, a zero with zero
+        gradient and an `UndefinedListWarning`.
+
+    Raises:
+        TypeError, ValueError: for scores, relevance or a mask of a wrong dtype, shape or device, scores that are not
+            finite, or a `tau`, `rho` or `delta` that is not positive.
+        NotImplementedError: when a second derivative is taken.
+
+    References:
+        Ramzi, Thome, Rambour, Audebert, Bitot. Robust and Decomposable Average Precision for Image Retrieval.
+        NeurIPS 2021.
+
+    Example:
+        >>> scores, relevant = torch.tensor([0.7, 0.95, 0.2]), torch.tensor([False, True, False])
+        >>> print(f"{sup_ap_loss(scores, relevant, calibration=0):.4f} {sup_ap_loss(scores, relevant):.4f}")
+        0.0000 0.0500
+    """
+    check_positive(tau, "tau")
+    check_positive(rho, "rho")
+    check_positive(delta, "delta")
+    if offset is None:
+        offset = 0.5 + 1 / (1 + math.exp(-delta / tau))
+    lists = prepare(scores, relevant, where)
+    items = _with_self(lists) if include_self else lists
+    loss = 1 - _per_query(_sup_ap, items, tau, rho, delta, offset)
+    if calibration:
+        loss = loss + calibration * (
+            _mean_where(lists.positive, (positive_margin - lists.scores).clamp(min=0))
+            + _mean_where(lists.negative, (lists.scores - negative_margin).clamp(min=0))
+        )
+    return mean_over_defined(loss, lists.positive.sum(1) > 0, lists.scores, return_stats)
+
+
+class SupAPLoss(Loss):
+    """`sup_ap_loss` as a Module."""
+
+    function = staticmethod(sup_ap_loss)
+
+    def __init__(
+        self,
+        tau: float = 0.01,
+        rho: float = 100.0,
+        delta: float = 0.05,
+        offset: float | None = None,
+        calibration: float = 1.0,
+        positive_margin: float = 0.9,
+        negative_margin: float = 0.6,
+        include_self: bool = False,
+    ) -> None:
+        super().__init__(
+            tau=tau,
+            rho=rho,
+            delta=delta,
+            offset=offset,
+            calibration=calibration,
+            positive_margin=positive_margin,
+            negative_margin=negative_margin,
+            include_self=include_self,
+        )
+
+
+def _mean_where(mask: Tensor, values: Tensor) -> Tensor:
+    """Mean of the marked values of each row (Q,); 0 where none is marked."""
+    return (values * mask).sum(1) / mask.sum(1).clamp(min=1)
+
+
+@full_precision
+def recall_at_k_loss(
+    scores: Tensor,
+    relevant: Tensor,
+    *,
+    k: int | Iterable[int] = (1, 2, 4, 8, 16),
+    tau_rank: float = 0.01,
+    tau_k: float = 1.0,
+    where: Tensor | None = None,
+    return_stats: bool = False,
+) -> Any:
+    r"""One minus a smooth recall@k, averaged over several k.
+
+    Definition, for a query with relevant items P among its items:
+
+        r_i      = 1 + sum_{j != i} sigmoid((s_j - s_i) / tau_rank)
+        recall@k = min(k, sum_{i in P} sigmoid((k - r_i) / tau_k)) / min(k, |P|)
+
+    An item at rank k counts one half: with perfect scores the loss is not 0 but a constant that depends on k and |P|.
+
+    Args:
+        scores: (..., N) similarities, higher = better, the query itself left out. (The released code leaves it among
+            the competitors, where it is always first: all its ranks are one too large.)
+        relevant: (..., N) boolean.
+        k: one or several cut-offs, each at least 1; the mean over them is taken.
+        tau_rank: temperature of the ranks, in the units of the scores.
+        tau_k: temperature of the cut, in ranks.
+        where: (..., N) boolean, True = a real item; others are as if deleted.
+        return_stats: also return how many queries there were and how many had a relevant item (`ListStats`).
+
+    Returns:
+        Scalar in [0, 1]: the mean over the queries with a relevant item. With no such query, a zero with zero gradient
+        and an `UndefinedListWarning`.
+
+    Raises:
+        TypeError, ValueError: for scores, relevance or a mask of a wrong dtype, shape or device, scores that are not
+            finite, a temperature that is not positive, or a cut-off below 1.
+        NotImplementedError: when a second derivative is taken.
+
+    References:
+        Patel, Tolias, Matas. Recall@k Surrogate Loss with Large Batches and Similarity Mixup. CVPR 2022.
+
+    Example:
+        >>> scores, relevant = torch.tensor([0.9, 0.2, 0.4]), torch.tensor([False, True, False])
+        >>> print(f"{recall_at_k_loss(scores, relevant, k=1):.4f} {recall_at_k_loss(scores, relevant, k=3):.4f}")
+        0.8808 0.5000
+    """
+    ks = [k] if isinstance(k, int) else list(k)
+    if not ks:
+        raise ValueError(f"`k` must be a whole number of at least 1, or several, got {describe(k)}.")
+    for cut in ks:
+        check_at_least(cut, 1, "k")
+    check_positive(tau_rank, "tau_rank")
+    check_positive(tau_k, "tau_k")
+    lists = prepare(scores, relevant, where)
+    recall = _per_query(_recall_at_k, lists, ks, tau_rank, tau_k)
+    return mean_over_defined(1 - recall, lists.positive.sum(1) > 0, lists.scores, return_stats)
+
+
+class RecallAtKLoss(Loss):
+    """`recall_at_k_loss` as a Module."""
+
+    function = staticmethod(recall_at_k_loss)
+
+    def __init__(self, k: int | Iterable[int] = (1, 2, 4, 8, 16), tau_rank: float = 0.01, tau_k: float = 1.0) -> None:
+        super().__init__(k=k if isinstance(k, int) else tuple(k), tau_rank=tau_rank, tau_k=tau_k)

@@ -1,0 +1,108 @@
+"""Semantic retrieval loss: rank the items in the order of their meaning, not only the relevant ones first.
+
+>>> similarity = torch.tensor([[0.9, 0.1, 0.5], [0.2, 0.3, 0.9]])
+>>> meaning = torch.tensor([[0.7, 0.2, 0.6], [0.9, 0.3, 0.1]])
+>>> print(f"{asp_loss(similarity, meaning):.4f}")  # the first list is in order, the second in reverse
+0.2222
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sodeep._checks import check_device, check_finite, check_positive, check_same_shape, check_scores, check_where
+from sodeep._precision import full_precision, working_dtype
+from sodeep.losses._common import Loss, mean_over_defined
+from sodeep.ranks import RankFunction, apply_rank_fn, sigmoid_rank
+
+
+@full_precision
+def asp_loss(
+    scores: Tensor,
+    semantic: Tensor,
+    *,
+    tau: float = 0.01,
+    rank_fn: RankFunction | None = None,
+    semantic_rank_fn: RankFunction | None = None,
+    where: Tensor | None = None,
+    return_stats: bool = False,
+) -> Any:
+    r"""One minus average semantic precision (ASP), between ranks by score and ranks by meaning.
+
+    Definition, for the items i of a query, R(i, S) its rank by similarity and R(i, C) its rank by semantic score:
+
+        ASP = mean over i of  min(R(i, C), R(i, S)) / max(R(i, C), R(i, S))
+
+    with, unless rank functions are given, soft ranks on both sides:
+
+        R(i, x) = 1 + sum_{j != i} sigmoid((x_j - x_i) / tau)
+
+    A ratio of ranks weighs errors at the top of the list most. Equal scores share a rank. An item whose two ranks are
+    equal is at its maximum, a ratio of 1: its gradient is 0 there.
+
+    Args:
+        scores: (..., N) similarities of a query's items, higher = better.
+        semantic: (..., N) semantic scores of the same items, higher = closer in meaning. A target: it gets no gradient.
+        tau: temperature of the soft ranks, in the units of the scores (and of the semantic scores); unused with a
+            `rank_fn`. The released code has 0.001, which leaves only items within 0.01 of each other a gradient.
+        rank_fn: (..., n) scores -> (..., n) ranks, in place of the sigmoid: any rank function.
+        semantic_rank_fn: the same for the semantic scores, `exact_rank` say; None: as for `scores`.
+        where: (..., N) boolean, True = a real item; others are as if deleted.
+        return_stats: also return how many lists there were and how many had a real item (`ListStats`).
+
+    Returns:
+        Scalar, in [0, 1) for ranks from 1 up: the mean over the lists with a real item. With no such list, a zero with
+        zero gradient and an `UndefinedListWarning`.
+
+    Raises:
+        TypeError, ValueError: for scores, semantic scores or a mask of a wrong dtype, shape or device, values that are
+            not finite, or a `tau` that is not positive.
+
+    References:
+        Li, Song, Gao, Zeng, Zhang, Li. A Differentiable Semantic Metric Approximation in Probabilistic Embedding for
+        Cross-Modal Retrieval (DAA). NeurIPS 2022. Its released code takes differences between a column and a row of
+        the score matrix, right for symmetric matrices only; here every list is compared with itself.
+
+    Example:
+        >>> from sodeep.ranks import exact_rank
+        >>> scores, semantic = torch.tensor([0.1, 0.4, 0.3, 0.2]), torch.tensor([9.0, 7.0, 8.0, 6.0])
+        >>> print(f"{asp_loss(scores, semantic, rank_fn=exact_rank):.4f}")  # ratios 1/4, 1/3, 1, 3/4
+        0.4167
+    """
+    check_positive(tau, "tau")
+    check_scores(scores)
+    check_scores(semantic, "semantic")
+    check_same_shape(semantic, scores, "semantic", "scores")
+    check_device(semantic, scores, "semantic", "scores")
+    where = check_where(where, scores)
+    check_finite(scores, where)
+    check_finite(semantic, where, "semantic")
+
+    real = torch.ones_like(scores, dtype=torch.bool) if where is None else where
+    # masked_fill, not a product: a masked NaN must reach neither the value nor the gradient
+    scores = scores.to(working_dtype(scores)).masked_fill(~real, 0)
+    semantic = semantic.detach().to(working_dtype(semantic)).masked_fill(~real, 0)
+    rank_fn = rank_fn or partial(sigmoid_rank, tau=tau)
+    ranks = apply_rank_fn(rank_fn, scores, where)
+    with torch.no_grad():
+        target = apply_rank_fn(semantic_rank_fn or rank_fn, semantic, where).to(ranks.dtype)
+
+    ratio = torch.minimum(ranks, target) / torch.maximum(ranks, target).masked_fill(~real, 1)
+    count = real.sum(-1)
+    asp = ratio.masked_fill(~real, 0).sum(-1) / count.clamp(min=1)
+    return mean_over_defined(1 - asp, count > 0, scores, return_stats, needs="a real item")
+
+
+class ASPLoss(Loss):
+    """`asp_loss` as a Module."""
+
+    function = staticmethod(asp_loss)
+
+    def __init__(
+        self, tau: float = 0.01, rank_fn: RankFunction | None = None, semantic_rank_fn: RankFunction | None = None
+    ) -> None:
+        super().__init__(tau=tau, rank_fn=rank_fn, semantic_rank_fn=semantic_rank_fn)

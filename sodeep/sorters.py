@@ -1,0 +1,678 @@
+"""Sorters: networks that map the scores of a list to their ranks.
+
+A sorter is a rank function: ``scores (..., n) -> ranks (..., n)``, the ranks in 1 ... n with 1 for the highest score,
+differentiable, with ``where=`` for lists of unequal length. Eight of them are the networks published with the paper,
+with their parameter shapes, so that old weights load; ``set`` is ours: it takes lists of any length, treats every
+permutation of a list alike and compiles.
+
+    Engilberge, Chevallier, Pérez, Cord. SoDeep: a sorting deep net to learn ranking loss surrogates. CVPR 2019.
+
+=============  =============================================  ========  ====================  ============
+name           network                                        length    parameters (n = 100)  name in 2019
+=============  =============================================  ========  ====================  ============
+``cnn``        10 convolutions, sigmoid                       fixed     1.44 M                ``cnn``
+``lstm``       2 BiLSTM(128), one dense head                  fixed     3.09 M                ``lstm``
+``lstm-large`` 2 BiLSTM(512), one dense head (the paper's)    fixed     18.65 M               ``lstmla``
+``lstm-end``   GRU(500) that reads the whole list n times     fixed     0.90 M                ``lstme``
+``gru``        6 BiGRU(32), summed, sigmoid (constrained)     any       100.8 k               ``gruc``
+``gru-proj``   6 BiGRU(128), one dense head, sigmoid          fixed     4.14 M                ``grup``
+``gru-sum``    BiGRU(4), summed                               any       168                   ``grus``
+``mlp``        3 dense layers of 2,048                        fixed     4.61 M                ``mlp``
+``set``        Fourier summaries of the list, read per item   any       see `SetSorter`       --
+=============  =============================================  ========  ====================  ============
+
+A network of one's own is a subclass of `Sorter` with one method, `Sorter.network`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sodeep._checks import (
+    check_at_least,
+    check_choice,
+    check_finite,
+    check_scores,
+    check_where,
+    compiling,
+    describe,
+)
+from sodeep._precision import full_precision, working_dtype
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+MAX_DEPTH = 64
+"""Most layers or stages of a sorter: a bound on what a damaged file can make us build."""
+
+
+def standardise(scores: Tensor, where: Tensor | None = None) -> Tensor:
+    """Each list of `scores` (B, n) shifted to mean 0 and scaled to variance 1, in float64; a constant list becomes 0.
+
+    Statistics are the population's, over the real items; masked items become 0.
+    """
+    # MPS has no float64
+    x = scores.to(torch.float32 if scores.device.type == "mps" else torch.float64)
+    real = torch.ones_like(x, dtype=torch.bool) if where is None else where
+    x = (x / 2).masked_fill(~real, 0)  # halved, so that high - low cannot overflow
+    # From 0 to 1 first: squares can then neither overflow nor vanish, and a constant list gives exact zeros.
+    # The result does not depend on shift or scale, so no gradient is lost by detaching them.
+    low = x.detach().masked_fill(~real, math.inf).amin(-1, keepdim=True)
+    span = x.detach().masked_fill(~real, -math.inf).amax(-1, keepdim=True) - low
+    unit = ((x - low) / torch.where(span > 0, span, 1)).masked_fill(~real, 0)
+    centred = (unit - masked_mean(unit, where)).masked_fill(~real, 0)
+    variance = masked_mean(centred * centred, where)
+    return centred * torch.where(variance > 0, variance, 1).rsqrt()
+
+
+def masked_mean(x: Tensor, where: Tensor | None) -> Tensor:
+    """Mean of `x` (..., n) over the real items of the last axis, which is kept; 0 for a list without any."""
+    if where is None:
+        return x.mean(-1, keepdim=True)
+    return x.masked_fill(~where, 0).sum(-1, keepdim=True) / where.sum(-1, keepdim=True).clamp(min=1)
+
+
+@contextlib.contextmanager
+def double_backward() -> Iterator[None]:
+    """A context for a sorter's forward pass of which the gradient will itself be differentiated.
+
+    cuDNN's recurrent networks have no double backward: within this context they run on PyTorch's own kernels.
+    It changes nothing for other sorters or on a CPU.
+
+    Example:
+        >>> sorter = build_sorter("gru-sum")
+        >>> scores = torch.tensor([[0.3, -1.2, 0.8]], requires_grad=True)
+        >>> with double_backward():
+        ...     ranks = sorter(scores)
+        >>> (slope,) = torch.autograd.grad(ranks[0, 0], scores, create_graph=True)
+        >>> slope.square().sum().backward()
+    """
+    enabled = torch.backends.cudnn.enabled
+    torch.backends.cudnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = enabled
+
+
+class Sorter(nn.Module):
+    """A network that is a rank function; subclasses implement `network`.
+
+    Calling a sorter on ``scores (..., n)`` gives ``ranks (..., n)``, near 1 for the highest score and near n for the
+    lowest. It computes in the dtype of its weights (float32, or float64 after ``.double()``), outside autocast: ranks
+    do not fit half precision, so ``.half()`` and ``.bfloat16()`` of a module that holds a sorter leave its weights
+    wide. The result has the wider dtype of weights and scores; the gradient comes back in the dtype of the scores.
+
+    A sorter inside a loss should be **frozen** (`freeze`; `load_sorter` returns it so): it then passes gradients on to
+    the scores, is the same function in training and evaluation mode, and has no trainable parameter, so that an
+    optimiser handed the whole criterion leaves it as it is. Two consequences for the user's own code:
+
+    * A criterion's ``state_dict`` holds the frozen weights like any other. Drop them (keys that contain ``rank_fn.``)
+      if checkpoints grow by too much, and load with ``strict=False``.
+    * ``DistributedDataParallel`` refuses modules without a trainable parameter: wrap the model, never the loss.
+
+    Args:
+        seq_len: the one length of list the network takes; None for any.
+        normalize: shift and scale each list to mean 0 and variance 1 first, so that ranks depend on neither.
+        config: the subclass's own options.
+
+    Attributes:
+        name: the name in `SORTERS`.
+        seq_len: the one length of list it takes, or None for any.
+        config: the options that rebuild it: ``build_sorter(sorter.name, **sorter.config)``.
+        trained: what its file says of its training (see `save_sorter`); empty when unknown.
+    """
+
+    name: ClassVar[str]
+    reads_masks: ClassVar[bool] = False
+    """Whether `network` handles `where` by itself. Otherwise lists are run without their masked items."""
+
+    def __init__(self, seq_len: int | None = None, *, normalize: bool = True, **config: Any) -> None:
+        super().__init__()
+        if seq_len is not None:
+            check_at_least(seq_len, 1, "seq_len")
+        if not isinstance(normalize, bool):
+            raise ValueError(f"`normalize` must be True or False, got {describe(normalize)}.")
+        self.seq_len = seq_len
+        self.normalize = normalize
+        self.config: dict[str, Any] = {"seq_len": seq_len, "normalize": normalize, **config}
+        self.trained: dict[str, Any] = {}
+        self._frozen = False
+
+    def network(self, x: Tensor, where: Tensor | None = None) -> Tensor:
+        """Normalised ranks (B, n), the best 1/n and the worst 1, of scores `x` (B, n), standardised unless told not to.
+
+        `where` (B, n) is given only to a class that sets `reads_masks`; masked items of `x` are then 0.
+        """
+        raise NotImplementedError
+
+    @full_precision
+    def forward(self, scores: Tensor, where: Tensor | None = None) -> Tensor:
+        """Ranks of `scores`.
+
+        Args:
+            scores: (..., n), floating point, higher is better; the last axis is the list.
+            where: boolean mask of that shape, True = a real item. A masked item has rank 0 and gradient 0.
+
+        Returns:
+            Ranks (..., n) in float32, or in float64 where scores or weights are float64.
+
+        Raises:
+            TypeError: scores that are not floating point, a mask that is not boolean.
+            ValueError: NaN or infinity in a real item; a length, shape or device the sorter was not built for.
+        """
+        check_scores(scores)
+        where = check_where(where, scores)
+        weight = next(self.parameters())
+        if scores.device != weight.device:
+            raise ValueError(
+                f"`scores` must be on the device of the sorter ({weight.device}), got {scores.device}. "
+                "Move the sorter, or the loss that holds it: .to(scores.device)."
+            )
+        check_finite(scores, where)
+        self._hold()
+        rows = scores.reshape(-1, scores.shape[-1])
+        mask = None if where is None else where.reshape(rows.shape)
+        if rows.shape[0] == 0:
+            ranks = 0 * rows
+        elif mask is None or self.reads_masks:
+            ranks = self._rank(rows, mask)
+        else:
+            ranks = self._rank_by_size(rows, mask)
+        return ranks.to(working_dtype(scores, weight)).reshape(scores.shape)
+
+    def _rank(self, scores: Tensor, where: Tensor | None = None) -> Tensor:
+        """Ranks (B, n) of checked scores (B, n)."""
+        n = scores.shape[-1]
+        if self.seq_len not in (None, n):
+            raise ValueError(
+                f"`scores` must have lists of {self.seq_len} items, the length this {self.name} sorter was built for, "
+                f"got {n}. Use a length-free sorter such as 'set', or train one: "
+                f"sodeep train-sorter --sorter {self.name} --seq-len {n}"
+            )
+        x = scores if where is None else scores.masked_fill(~where, 0)
+        x = standardise(x, where) if self.normalize else x
+        x = x.to(next(self.parameters()).dtype)
+        if where is None:
+            return n * self.network(x)
+        return (where.sum(-1, keepdim=True) * self.network(x, where)).masked_fill(~where, 0)
+
+    def _rank_by_size(self, scores: Tensor, where: Tensor) -> Tensor:
+        """`_rank` for a network that cannot read masks: lists with equally many real items go through it together."""
+        ranks = 0 * scores.masked_fill(~where, 0).to(next(self.parameters()).dtype)
+        sizes = where.sum(-1)
+        for size in torch.unique(sizes).tolist():
+            real = where & (sizes == size).unsqueeze(-1)  # (B, n)
+            if size > 0:
+                ranks = ranks.masked_scatter(real, self._rank(scores[real].reshape(-1, size)))
+        return ranks
+
+    @property
+    def trained_lengths(self) -> tuple[int, int] | None:
+        """Shortest and longest list it was trained on, if its file says so."""
+        lengths = self.trained.get("lengths")
+        return (lengths[0], lengths[-1]) if lengths else None
+
+    @property
+    def trained_range(self) -> tuple[float, float] | None:
+        """Lowest and highest score it was trained on, if its file says so."""
+        scores = self.trained.get("score_range")
+        return (scores[0], scores[-1]) if scores else None
+
+    @property
+    def frozen(self) -> bool:
+        """True after `freeze`."""
+        return self._frozen
+
+    def freeze(self) -> Self:
+        """Make the weights constants: no gradient, no batch statistics, whatever is done to the module around it."""
+        self._frozen = True
+        for parameter in self.parameters():
+            parameter.grad = None  # a left-over gradient would let an optimiser move a frozen weight
+        self._hold()
+        return self.train(self.training)
+
+    def unfreeze(self) -> Self:
+        """Make the weights trainable again and switch to training mode, to fine-tune the sorter."""
+        self._frozen = False
+        return self.requires_grad_().train()
+
+    def _hold(self) -> None:
+        """Take back a ``requires_grad = True`` that a loop over a larger module's parameters gave to frozen weights."""
+        if self._frozen and not compiling():
+            for parameter in self.parameters():
+                if parameter.requires_grad:
+                    parameter.requires_grad_(False)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """As of any module; a frozen sorter stays frozen."""
+        return super().requires_grad_(requires_grad and not self._frozen)
+
+    def train(self, mode: bool = True) -> Self:
+        """As of any module; a frozen sorter stays in evaluation mode: its batch statistics are constants too."""
+        super().train(mode and not self._frozen)
+        for module in self.modules():
+            if isinstance(module, nn.RNNBase):
+                # cuDNN has a backward in training mode only. Without dropout the function is the same in both.
+                module.training = True
+        return self
+
+    def apply(self, fn: Callable[[nn.Module], None]) -> Self:
+        """As of any module; a frozen sorter is left alone by ``model.apply(init_weights)``."""
+        return self if self._frozen else super().apply(fn)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        # what .to(), .half(), .cuda() go through
+        def wide(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            narrow = moved.is_floating_point() and moved.dtype not in (torch.float32, torch.float64)
+            return tensor.to(moved.device) if narrow else moved
+
+        super()._apply(wide, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def extra_repr(self) -> str:
+        """The options, for ``print(sorter)``."""
+        options = ", ".join(f"{key}={value!r}" for key, value in self.config.items())
+        return f"{options}, frozen={self._frozen}"
+
+
+class _DenseHead(nn.Conv1d):
+    """One dense layer over a whole (B, c, l) map, to (B, n); its weight has the shape (n, c, l) of the published one.
+
+    The published heads are convolutions as wide as their signal: one output position, hence one matrix product.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        return functional.linear(input.flatten(1), self.weight.flatten(1), self.bias)
+
+
+class _ItemHead(nn.Linear):
+    """One number an item from its (B, n, c) features, the same map for every position, to (B, n)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).squeeze(-1)
+
+
+class RecurrentSorter(Sorter):
+    """Bidirectional layers over the list, then a head that turns their (B, n, 2 hidden) outputs into (B, n) ranks.
+
+    Args:
+        seq_len: the length of list, for the dense head; ignored by the others, which take any length.
+        head: "dense" (one matrix from all outputs of the list to all its ranks), "item" (one map from the outputs of an
+            item to its rank), "sum" (their sum). None: as published.
+        hidden: units of each layer and direction. None: as published.
+        layers: how many. None: as published.
+        normalize: see `Sorter`.
+    """
+
+    cell: ClassVar[type[nn.LSTM] | type[nn.GRU]]
+    published_head: ClassVar[str]
+    published_hidden: ClassVar[int]
+    published_layers: ClassVar[int]
+    squash: ClassVar[bool] = False
+    """Whether input and output pass through a sigmoid, as sigmoid(x/2 + 1) and sigmoid(y)."""
+
+    def __init__(
+        self,
+        seq_len: int | None = None,
+        *,
+        head: Literal["dense", "item", "sum"] | None = None,
+        hidden: int | None = None,
+        layers: int | None = None,
+        normalize: bool = True,
+    ) -> None:
+        head_name = self.published_head if head is None else head
+        hidden = self.published_hidden if hidden is None else hidden
+        layers = self.published_layers if layers is None else layers
+        check_choice(head_name, ("dense", "item", "sum"), "head")
+        check_at_least(hidden, 1, "hidden")
+        check_depth(layers, "layers")
+        if head_name == "dense":
+            seq_len = need_seq_len(self.name, seq_len, "or head='item' for lists of any length")
+        else:
+            seq_len = None
+        super().__init__(seq_len, normalize=normalize, head=head_name, hidden=hidden, layers=layers)
+        self.rnn = self.cell(1, hidden, layers, batch_first=True, bidirectional=True)
+        self.head: nn.Module | None = None
+        if seq_len is not None:
+            self.head = _DenseHead(seq_len, seq_len, 2 * hidden)
+        elif head_name == "item":
+            self.head = _ItemHead(2 * hidden, 1)
+
+    def network(self, x: Tensor, where: Tensor | None = None) -> Tensor:
+        """See `Sorter.network`."""
+        if self.squash:
+            x = torch.sigmoid(x / 2 + 1)
+        states, _ = self.rnn(x.unsqueeze(-1))  # (B, n, 2 hidden)
+        ranks: Tensor = states.sum(-1) if self.head is None else self.head(states)
+        return torch.sigmoid(ranks) if self.squash else ranks
+
+
+class LSTMSorter(RecurrentSorter):
+    """Two bidirectional LSTM layers of 128 units and one dense head."""
+
+    name = "lstm"
+    cell = nn.LSTM
+    published_head, published_hidden, published_layers = "dense", 128, 2
+
+
+class LargeLSTMSorter(LSTMSorter):
+    """The same with 512 units: the network of the paper."""
+
+    name = "lstm-large"
+    published_hidden = 512
+
+
+class GRUSorter(RecurrentSorter):
+    """Six bidirectional GRU layers of 32 units, input and output squashed, no head: takes lists of any length."""
+
+    name = "gru"
+    cell = nn.GRU
+    published_head, published_hidden, published_layers = "sum", 32, 6
+    squash = True
+
+
+class ProjectedGRUSorter(GRUSorter):
+    """The same with 128 units and one dense head."""
+
+    name = "gru-proj"
+    published_head, published_hidden = "dense", 128
+
+
+class SumGRUSorter(RecurrentSorter):
+    """One bidirectional GRU layer of 4 units, summed: 168 weights, for lists of any length."""
+
+    name = "gru-sum"
+    cell = nn.GRU
+    published_head, published_hidden, published_layers = "sum", 4, 1
+
+
+class EndSorter(Sorter):
+    """A GRU of 5 n units that reads the whole list n times; its last state, five units an item, is summed to the ranks.
+
+    Called lstm-end after the published name (lstme), whose cell is a GRU.
+
+    Args:
+        seq_len: the length of list.
+        normalize: see `Sorter`.
+    """
+
+    name = "lstm-end"
+    units: ClassVar[int] = 5
+
+    def __init__(self, seq_len: int | None = None, *, normalize: bool = True) -> None:
+        seq_len = need_seq_len(self.name, seq_len)
+        super().__init__(seq_len, normalize=normalize)
+        self.rnn = nn.GRU(seq_len, self.units * seq_len, batch_first=True)
+
+    def network(self, x: Tensor, where: Tensor | None = None) -> Tensor:
+        """See `Sorter.network`."""
+        n = x.shape[-1]
+        state: Tensor = self.rnn(x.unsqueeze(1).expand(-1, n, -1))[1]  # (1, B, 5 n)
+        return state.reshape(-1, n, self.units).sum(-1)
+
+
+class CNNSorter(Sorter):
+    """Nine convolutions of the list as a signal, and one dense layer from what is left to the ranks.
+
+    The convolutions are not padded and shorten the list by 36. The published dense layer is 64 wide and so fits lists
+    of 100 items only; here it is seq_len - 36 wide, which is the same network at 100 and one for any length from 37.
+
+    Args:
+        seq_len: the length of list.
+        normalize: see `Sorter`.
+    """
+
+    name = "cnn"
+    widths: ClassVar[tuple[int, ...]] = (2, 3, 5, 7, 10, 7, 5, 3, 3)
+    channels: ClassVar[tuple[int, ...]] = (1, 8, 16, 32, 64, 96, 128, 256, 256, 128)
+
+    def __init__(self, seq_len: int | None = None, *, normalize: bool = True) -> None:
+        seq_len = need_seq_len(self.name, seq_len)
+        left = seq_len - sum(width - 1 for width in self.widths)
+        if left < 1:
+            raise ValueError(
+                f"`seq_len` must be at least {seq_len - left + 1} for the cnn sorter, whose convolutions shorten the "
+                f"list by {seq_len - left}, got {seq_len}. Use a length-free sorter such as 'set' for short lists."
+            )
+        super().__init__(seq_len, normalize=normalize)
+        self.layers = nn.Sequential()
+        for i, width in enumerate(self.widths):
+            into, out = self.channels[i : i + 2]
+            norm = [nn.BatchNorm1d(out)] if i % 2 == 1 else []
+            self.layers.append(nn.Sequential(nn.Conv1d(into, out, width), *norm, nn.PReLU()))
+        self.head = _DenseHead(self.channels[-1], seq_len, left)
+
+    def network(self, x: Tensor, where: Tensor | None = None) -> Tensor:
+        """See `Sorter.network`."""
+        return torch.sigmoid(self.head(self.layers(x.unsqueeze(1))))
+
+
+class MLPSorter(Sorter):
+    """Three dense layers over the list.
+
+    Args:
+        seq_len: the length of list.
+        hidden: units of the two inner layers.
+        normalize: see `Sorter`.
+    """
+
+    name = "mlp"
+
+    def __init__(self, seq_len: int | None = None, *, hidden: int = 2048, normalize: bool = True) -> None:
+        seq_len = need_seq_len(self.name, seq_len)
+        check_at_least(hidden, 1, "hidden")
+        super().__init__(seq_len, normalize=normalize, hidden=hidden)
+        self.layers = nn.Sequential(
+            nn.Linear(seq_len, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, seq_len)
+        )
+
+    def network(self, x: Tensor, where: Tensor | None = None) -> Tensor:
+        """See `Sorter.network`."""
+        ranks: Tensor = self.layers(x)
+        return ranks
+
+
+class SetSorter(Sorter):
+    """A permutation-equivariant network for lists of any length: Fourier summaries of the list, read by each item.
+
+    The standardised scores become bounded coordinates y in (-1/2, 1/2), the arctangent about a robust centre and scale.
+    Each stage then replaces y_i by the mean over the list of a learned odd function of y_i - y_j, a centred rank where
+    the function is steep. Written as a Fourier series it costs O(n) per frequency, not O(n²) (see `_FourierStage`). The
+    second stage sees the nearly evenly spread output of the first, in which few frequencies resolve every item.
+    Untrained, the network is a soft rank already; training adapts the functions to the list at hand.
+
+    The output is centred so that the ranks of every list sum to n (n + 1) / 2; the network reads masks itself.
+
+    Args:
+        seq_len: ignored; the network takes any length.
+        frequencies: how many in each stage; as many stages as entries.
+        heads: filters of the last stage.
+        hidden: units of the last stage's correction.
+        condition: units of the networks that adapt the filters to the list.
+        normalize: see `Sorter`.
+    """
+
+    name = "set"
+    reads_masks = True
+
+    def __init__(
+        self,
+        seq_len: int | None = None,
+        *,
+        frequencies: Sequence[int] = (16, 32),
+        heads: int = 8,
+        hidden: int = 32,
+        condition: int = 64,
+        normalize: bool = True,
+    ) -> None:
+        if not isinstance(frequencies, (list, tuple)) or not 1 <= len(frequencies) <= MAX_DEPTH:
+            raise ValueError(
+                f"`frequencies` must be a list of 1 to {MAX_DEPTH} whole numbers, got {describe(frequencies)}."
+            )
+        for count in frequencies:
+            check_at_least(count, 1, "frequencies")
+        for value, option in ((heads, "heads"), (hidden, "hidden"), (condition, "condition")):
+            check_at_least(value, 1, option)
+        config = {"frequencies": list(frequencies), "heads": heads, "hidden": hidden, "condition": condition}
+        super().__init__(None, normalize=normalize, **config)
+        *first, last = frequencies
+        self.stages = nn.ModuleList(
+            [*(_FourierStage(k, condition) for k in first), _FourierStage(last, condition, heads, hidden)]
+        )
+
+    def network(self, x: Tensor, where: Tensor | None = None) -> Tensor:
+        """See `Sorter.network`."""
+        if where is None:
+            count = torch.full_like(x[..., :1], x.shape[-1])
+        else:
+            count = where.sum(-1, keepdim=True).clamp(min=1).to(x.dtype)
+        y = bounded_coordinates(x, where)
+        for stage in self.stages:
+            y = stage(y, where, count)
+            y = y - masked_mean(y, where)
+        return (count + 1) / (2 * count) - y
+
+
+def bounded_coordinates(x: Tensor, where: Tensor | None, steps: int = 2) -> Tensor:
+    """Arctangent, in (-1/2, 1/2), of standardised scores about their Cauchy location and scale.
+
+    Both come from a few steps of their fixed point, means reweighted by 1 / (1 + (x - m)² / s²), so that a few
+    outliers do not squeeze all other items together.
+    """
+    location: Tensor | float = 0.0
+    scale2: Tensor | float = 1.0
+    for _ in range(steps):
+        square = (x - location) ** 2
+        weight = 1 / (1 + square / scale2)
+        total = masked_mean(weight, where)
+        location = masked_mean(weight * x, where) / total
+        scale2 = masked_mean(weight * square, where) / total + 1e-6
+    return torch.atan((x - location) / scale2**0.5) / math.pi
+
+
+class _FourierStage(nn.Module):
+    """Coordinates y (B, n) to better ones: each item against the whole list, in O(n) per frequency.
+
+    With C_k = mean_j cos(w_k y_j) and S_k = mean_j sin(w_k y_j), the mean over the list of sin(w_k (y_i - y_j)) is
+    C_k sin(w_k y_i) - S_k cos(w_k y_i). At odd multiples w_k = 2π (2k + 1) / period and weights 2 / (π (2k + 1)) these
+    sum to the Fourier series of sign(y_i - y_j) / 2, whose mean over j is the centred rank of item i. Learned filters
+    over k, adapted to each list by a small network on its power spectrum C² + S², set how sharp a step to count with.
+
+    With several `heads`, ranks at several sharpnesses, and the like sums of cosines (densities of the list around the
+    item), correct the sharpest one through `hidden` gated units.
+    """
+
+    period = 2.5
+    """Above 2, so that the square wave is a sign function for all differences of coordinates in (-1, 1)."""
+
+    frequencies: Tensor
+    series: Tensor
+
+    def __init__(self, frequencies: int, condition: int, heads: int = 1, hidden: int = 0) -> None:
+        super().__init__()
+        self.hidden = hidden
+        odd = 2 * torch.arange(frequencies) + 1.0
+        self.register_buffer("frequencies", 2 * math.pi / self.period * odd)
+        self.register_buffer("series", 2 / math.pi / odd)
+        # Gaussian damping removes the ringing of a cut series; the first head is the sharpest
+        widths = 1.5 * 2.0 ** (torch.arange(heads) * 0.5)
+        damping = torch.exp(-0.5 * (widths.unsqueeze(-1) * odd / odd[-1]) ** 2)
+        self.odd = nn.Parameter(damping)  # (heads, K)
+        adapt = nn.Linear(condition, frequencies + hidden)
+        nn.init.zeros_(adapt.weight)
+        nn.init.zeros_(adapt.bias)
+        self.condition = nn.Sequential(nn.Linear(frequencies + 1, condition), nn.SiLU(), adapt)
+        if hidden:
+            self.even = nn.Parameter(damping * 2 / frequencies)
+            self.differences = nn.Linear(heads, hidden, bias=False)
+            self.densities = nn.Linear(heads, hidden)
+            self.correction = nn.Linear(hidden, 1, bias=False)
+            nn.init.zeros_(self.correction.weight)
+
+    def forward(self, y: Tensor, where: Tensor | None, count: Tensor) -> Tensor:
+        angles = y.unsqueeze(-1) * self.frequencies
+        waves = torch.cat([angles.cos(), angles.sin()], -1)  # (B, n, 2 K)
+        real = torch.ones_like(y) if where is None else where.to(y.dtype)
+        summary = torch.einsum("bnk,bn->bk", waves, real) / count
+        cos, sin = summary.chunk(2, -1)  # (B, K)
+        adapt = self.condition(torch.cat([cos**2 + sin**2, count**-0.5], -1))
+        gain, shift = adapt.split([cos.shape[-1], self.hidden], -1)
+        cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
+        steps = self.odd * self.series * (1 + gain.unsqueeze(-2))  # (B, heads, K)
+        ranks = waves @ torch.cat([-steps * sin, steps * cos], -1).mT  # (B, n, heads)
+        sharpest: Tensor = ranks[..., 0]
+        if not self.hidden:
+            return sharpest
+        densities = waves @ torch.cat([self.even * cos, self.even * sin], -1).mT
+        # 16 and 0.1: both inputs of the gate near unit size, a small correction at first
+        differences = torch.cat([ranks[..., :1], 16 * (ranks[..., 1:] - ranks[..., :-1])], -1)
+        gate = functional.silu(self.densities(densities) + shift.unsqueeze(-2))
+        correction: Tensor = self.correction(torch.tanh(self.differences(differences)) * gate)
+        return sharpest + 0.1 * correction.squeeze(-1)
+
+
+def need_seq_len(name: str, seq_len: int | None, otherwise: str = "or use a length-free sorter such as 'set'") -> int:
+    """`seq_len`, which a sorter tied to one length cannot do without."""
+    if seq_len is None:
+        raise ValueError(
+            f"`seq_len` must be given for the {name} sorter, which is tied to one length of list, got None. "
+            f"Give it, for example seq_len=100, {otherwise}."
+        )
+    check_at_least(seq_len, 1, "seq_len")
+    return seq_len
+
+
+def check_depth(value: int, name: str) -> None:
+    """A number of layers or stages."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_DEPTH:
+        raise ValueError(f"`{name}` must be a whole number from 1 to {MAX_DEPTH}, got {describe(value)}.")
+
+
+SORTERS: dict[str, type[Sorter]] = {
+    "cnn": CNNSorter,
+    "lstm": LSTMSorter,
+    "lstm-large": LargeLSTMSorter,
+    "lstm-end": EndSorter,
+    "gru": GRUSorter,
+    "gru-proj": ProjectedGRUSorter,
+    "gru-sum": SumGRUSorter,
+    "mlp": MLPSorter,
+    "set": SetSorter,
+}
+"""Every sorter by name."""
+
+
+def build_sorter(name: str, seq_len: int | None = None, **config: Any) -> Sorter:
+    """A sorter with fresh weights (drawn from PyTorch's global generator), trainable.
+
+    Args:
+        name: a key of `SORTERS`.
+        seq_len: the length of list, for sorters tied to one; ignored by those that take any length.
+        config: the sorter's options; see its class.
+
+    Raises:
+        ValueError: an unknown name or option, or a value the sorter cannot be built with.
+
+    Example:
+        >>> sorter = build_sorter("set")
+        >>> sorter(torch.tensor([[0.3, -1.2, 0.8, 0.1]])).round().tolist()
+        [[2.0, 4.0, 1.0, 3.0]]
+        >>> sorter = build_sorter("lstm", seq_len=100)
+        >>> sum(weight.numel() for weight in sorter.parameters())
+        3089508
+    """
+    check_choice(name, SORTERS, "name")
+    options = list(inspect.signature(SORTERS[name]).parameters)
+    for option in config:
+        check_choice(option, options, f"config of the {name} sorter")
+    return SORTERS[name](seq_len=seq_len, **config)

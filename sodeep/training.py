@@ -1,0 +1,737 @@
+"""Train a network to be the rank function: generators x sorter -> trained sorter.
+
+The recipe is that of SoDeep (Engilberge et al., CVPR 2019): synthetic lists, the exact ranks as the target, L1 on the
+normalised ranks. What is added is a gradient term. A net fitted to values alone has small errors and a noisy gradient,
+and its gradient is what a loss uses; so its vector-Jacobian products are fitted too, to those of a smooth rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from sodeep._checks import check_at_least, check_choice, check_positive
+from sodeep.checkpoint import save_sorter, write_atomic
+from sodeep.generators import DEFAULT, USER, check_mixture, draw, draw_length, read_scores_file
+from sodeep.ranks import exact_rank, laplace_rank
+from sodeep.sorters import SORTERS, Sorter, build_sorter, double_backward
+
+VALUE_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "l1": nn.functional.l1_loss,
+    "l2": nn.functional.mse_loss,
+    "huber": lambda a, b: nn.functional.smooth_l1_loss(a, b, beta=0.02),
+}
+"""Losses on normalised ranks; "huber" is L1 with a parabola below an error of 0.02."""
+
+VALIDATION_SEED = 2019
+"""The validation lists depend on the config's distributions and lengths alone, so that runs of any seed compare."""
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "set": {"steps": 4000, "batch_size": 64, "lr": 2e-3, "gradient_weight": 0.05},
+}
+"""Defaults of `TrainConfig` that differ between sorters."""
+
+RECIPE_2019: dict[str, Any] = {"steps": 20000, "batch_size": 256, "lr": 1e-3, "gradient_weight": 0.01}
+"""The same for the networks of 2019 (any sorter not in `RECIPES`)."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything a training run depends on, as plain values: the same config and machine give the same sorter.
+
+    Args:
+        sorter: name in `SORTERS`.
+        seq_len: the one length to train for. None: a length-free sorter is trained on all of `lengths`, a length-tied
+            one on 100.
+        lengths: shortest and longest list of a length-free sorter, drawn log-uniformly, one length a step.
+        sorter_config: further arguments of the sorter's constructor.
+        steps: optimisation steps. None: the sorter's recipe, as for `batch_size`, `lr` and `gradient_weight`.
+        max_time: seconds after which to stop if `steps` are not done by then; the learning rate then falls with
+            the clock, so that a run ended by it is not reproducible. None: no limit.
+        batch_size: lists a step. Of a length-free sorter, lists of 100: longer ones come fewer, shorter ones more.
+        lr: peak learning rate of Adam.
+        warmup: share of the run in which the learning rate rises; then it falls to zero along a cosine.
+        clip: largest gradient norm.
+        ema: decay of the running average of the weights that is validated and kept; 0 keeps the weights themselves.
+        value_loss: "l1", "l2" or "huber", on ranks / n.
+        gradient_weight: weight of the gradient term beside the value loss; 0 trains on values alone.
+        gradient_tau: sharpness of the smooth rank whose gradient is the target, in standard deviations of the list.
+        distributions: weight of each distribution of `sodeep.DISTRIBUTIONS`, and of "user" for `scores_file`.
+        scores_file: .npy or .csv of your own score lists, one a row. They make up half of the lists unless
+            `distributions` gives "user" another weight.
+        seed: of the initial weights and of every draw.
+        validate_every: steps between validations; each also saves the state of the run. None: 20 in a run.
+        device: "auto" (a GPU if there is one), "cpu", "cuda", ...
+        precision: "float32", or "tf32" for matrix products with a 10-bit mantissa on a GPU. Half precision is not
+            offered: the ranks of a list of 300 do not fit bfloat16.
+        compile: run the network through torch.compile; needs gradient_weight=0, since a compiled network has no
+            second derivative.
+
+    Example:
+        >>> config = TrainConfig(sorter="lstm", seq_len=32, steps=1000)
+        >>> config.lr
+        0.001
+        >>> TrainConfig(sorter="quicksort")
+        Traceback (most recent call last):
+        ...
+        ValueError: `sorter` must be one of cnn, lstm, ..., got 'quicksort'.
+    """
+
+    sorter: str = "set"
+    seq_len: int | None = None
+    lengths: tuple[int, int] = (10, 1000)
+    sorter_config: Mapping[str, Any] = field(default_factory=dict)
+    steps: int = None  # type: ignore[assignment]  # None stands for the recipe until __post_init__
+    max_time: float | None = None
+    batch_size: int = None  # type: ignore[assignment]
+    lr: float = None  # type: ignore[assignment]
+    warmup: float = 0.05
+    clip: float = 1.0
+    ema: float = 0.0
+    value_loss: str = "l1"
+    gradient_weight: float = None  # type: ignore[assignment]
+    gradient_tau: float = 1 / 6.8
+    distributions: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT))
+    scores_file: str | None = None
+    seed: int = 0
+    validate_every: int = None  # type: ignore[assignment]
+    device: str = "auto"
+    precision: str = "float32"
+    compile: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice(self.sorter, SORTERS, "sorter")
+        resolved: dict[str, Any] = {**RECIPES.get(self.sorter, RECIPE_2019)}
+        resolved = {name: value for name, value in resolved.items() if getattr(self, name) is None}
+        resolved.setdefault("validate_every", self.validate_every or max(1, resolved.get("steps", self.steps) // 20))
+        resolved["lengths"] = tuple(self.lengths)  # a list, when it comes from JSON
+        resolved["sorter_config"] = dict(self.sorter_config)
+        resolved["distributions"] = dict(self.distributions)
+        if self.scores_file is not None:
+            resolved["scores_file"] = os.fspath(self.scores_file)
+            resolved["distributions"].setdefault(USER, sum(self.distributions.values()))
+        for name, value in resolved.items():
+            object.__setattr__(self, name, value)
+        self._check()
+        if self.seq_len is None:
+            object.__setattr__(self, "seq_len", default_length(self.sorter, self.sorter_config))
+
+    def _check(self) -> None:
+        try:
+            _device(self.device)
+        except RuntimeError:
+            raise ValueError(f"`device` must be auto, cpu, cuda, cuda:1, ..., got {self.device!r}.") from None
+        for name in ("steps", "batch_size", "validate_every"):
+            check_at_least(getattr(self, name), 1, name)
+        if self.seq_len is not None:
+            check_at_least(self.seq_len, 2, "seq_len")
+        if len(self.lengths) != 2:
+            raise ValueError(f"`lengths` must be (shortest, longest), got {self.lengths}.")
+        check_at_least(self.lengths[0], 2, "lengths[0]")
+        check_at_least(self.lengths[1], self.lengths[0], "lengths[1]")
+        for name in ("lr", "clip", "gradient_tau"):
+            check_positive(getattr(self, name), name)
+        if self.max_time is not None:
+            check_positive(self.max_time, "max_time")
+        for name, top in (("warmup", 1.0), ("ema", 1.0), ("gradient_weight", math.inf)):
+            if not 0 <= getattr(self, name) < top:
+                raise ValueError(f"`{name}` must be at least 0 and below {top:g}, got {getattr(self, name)!r}.")
+        check_at_least(self.seed, 0, "seed")
+        check_choice(self.value_loss, VALUE_LOSSES, "value_loss")
+        check_choice(self.precision, ("float32", "tf32"), "precision")
+        check_mixture(self.distributions, self.scores_file is not None)
+        if self.compile and self.gradient_weight:
+            raise ValueError(
+                f"`compile` must be False while gradient_weight is not 0 ({self.gradient_weight}), got True: a "
+                "compiled network has no second derivative. Set gradient_weight=0, or leave compile out."
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON; ``TrainConfig(**d)`` makes the config again."""
+        return asdict(self)
+
+
+@dataclass
+class TrainResult:
+    """What `train_sorter` returns.
+
+    Attributes:
+        sorter: the trained sorter, frozen, on the CPU: the best weights by validation.
+        config: what it was trained with.
+        errors: mean |rank error| / n by distribution, on the validation lists; "validation" is their mixture.
+        history: one dict a validation: step, train loss, validation objective, errors, learning rate.
+        steps: steps done.
+        seconds: time spent, over all parts of a resumed run.
+        path: the file, if one was asked for.
+    """
+
+    sorter: Sorter
+    config: TrainConfig
+    errors: dict[str, float]
+    history: list[dict[str, Any]]
+    steps: int
+    seconds: float
+    path: Path | None = None
+
+    @property
+    def error(self) -> float:
+        """Mean |rank error| / n on the validation mixture."""
+        return self.errors["validation"]
+
+
+class TrainingInterrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM came: the step was finished and the state saved.
+
+    Attributes:
+        signum: which signal.
+        step: steps done.
+        checkpoint: the file to resume from, or None when the run had no `out`.
+    """
+
+    def __init__(self, signum: int, step: int, checkpoint: Path | None) -> None:
+        super().__init__(f"stopped by {signal.Signals(signum).name} after step {step}")
+        self.signum, self.step, self.checkpoint = signum, step, checkpoint
+
+
+def train_sorter(
+    config: TrainConfig | None = None,
+    out: str | os.PathLike[str] | None = None,
+    log_dir: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    progress: bool = False,
+    overwrite: bool = False,
+) -> TrainResult:
+    """Train a sorter on synthetic lists, and save it.
+
+    Args:
+        config: what to train and how; None is ``TrainConfig()``, or the saved run's config with `resume`.
+        out: the .safetensors file to write. While the run lasts, its state is beside it in ``<out>.run``.
+        log_dir: where to write TensorBoard logs.
+        resume: go on with the unfinished run of `out`. On a CPU the weights end up exactly as if it had never stopped.
+        progress: show a progress bar.
+        overwrite: replace a finished sorter, or start an unfinished run again, instead of refusing to.
+
+    Returns:
+        `TrainResult`, with the frozen sorter and its errors.
+
+    Raises:
+        FileExistsError: `out` exists, or an unfinished run of it, and neither `overwrite` nor `resume` was given.
+        FileNotFoundError: nothing to resume, or no such `scores_file`.
+        ValueError: `config` differs from that of the run to resume; a bad scores file.
+        OSError: the folder of `out` cannot be written to. All of these before training starts.
+        FloatingPointError: the loss became NaN or infinite; the last good state is kept.
+        TrainingInterrupted: Ctrl-C or SIGTERM, after the step was finished and the state saved.
+
+    Example:
+        >>> result = train_sorter(TrainConfig(steps=20, batch_size=4, lengths=(5, 20)))
+        >>> ranks = result.sorter(torch.tensor([0.3, 2.0, -1.0]))
+        >>> ranks.shape
+        torch.Size([3])
+    """
+    path = None if out is None else Path(out)
+    saved = _claim(path, resume, overwrite)
+    if saved is not None:
+        config = _same_config(config, saved[1]["config"])
+    run = _Run(config or TrainConfig())
+    if saved is not None:
+        run.restore(*saved)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_matmul_precision(run.config.precision))
+        signals = stack.enter_context(_StopSignals())
+        log = stack.enter_context(_Log(run, log_dir, progress))
+        done = bool(run.history) and run.progress() >= 1  # of a run resumed after its last step
+        while not done:
+            run.advance()
+            log.step()
+            done = run.progress() >= 1
+            stopped = bool(signals.received) and not done
+            due = done or run.step % run.config.validate_every == 0
+            if due:
+                run.validate()
+                log.validation()
+            if path is not None and (due or stopped):
+                run.save_state(state_path(path))
+            if stopped:
+                raise TrainingInterrupted(signals.received, run.step, None if path is None else state_path(path))
+        result = run.result(path)
+        log.finish(result)
+    if path is not None:
+        save_sorter(path, result.sorter, training=run.card(result))
+        state_path(path).unlink(missing_ok=True)
+    return result
+
+
+def state_path(out: Path) -> Path:
+    """Where the state of an unfinished run is kept: beside the sorter it will become."""
+    return out.with_name(out.name + ".run")
+
+
+def default_length(sorter: str, sorter_config: Mapping[str, Any]) -> int | None:
+    """None for a sorter that takes any length, else the published 100."""
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        try:
+            return build_sorter(sorter, None, **sorter_config).seq_len
+        except ValueError:
+            return build_sorter(sorter, 100, **sorter_config).seq_len
+
+
+def _device(name: str) -> torch.device:
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+
+
+# ---- one run -------------------------------------------------------------------------------------------------------
+
+
+class _Run:
+    """The state of a run, everything that a resumed one needs: weights, optimiser, generators, best so far."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config = config
+        self.device = _device(config.device)
+        self.sorter = self._fresh_sorter().to(self.device)
+        self.user_scores = None if config.scores_file is None else read_scores_file(config.scores_file)
+        self.generator = torch.Generator(self.device).manual_seed(config.seed)
+        self.lengths = torch.Generator().manual_seed(config.seed)  # on the CPU: a length is a Python number
+        self.network = torch.compile(self.sorter) if config.compile else self.sorter
+        self.parameters = {name: p for name, p in self.sorter.named_parameters() if p.requires_grad}
+        fused = True if self.device.type in ("cpu", "cuda") else None
+        self.optimizer = torch.optim.Adam(self.parameters.values(), lr=config.lr, fused=fused)
+        self.weights = dict(self.sorter.state_dict())  # live: parameters, and buffers such as batch statistics
+        self.average = {name: t.clone() for name, t in self.weights.items()}
+        self.best = {name: t.clone() for name, t in self.weights.items()}
+        self.best_objective = math.inf
+        self.history: list[dict[str, Any]] = []
+        self.step = 0
+        self.earlier_seconds = 0.0
+        self.start = time.perf_counter()
+        self.train_loss = self.grad_norm = torch.zeros((), device=self.device)
+        self.validation = self._draw_validation()
+
+    def _fresh_sorter(self) -> Sorter:
+        with torch.random.fork_rng(devices=[]):  # PyTorch draws initial weights from its global generator
+            torch.manual_seed(self.config.seed)
+            return build_sorter(self.config.sorter, self.config.seq_len, **self.config.sorter_config)
+
+    @property
+    def seconds(self) -> float:
+        """Time spent, that of the parts before a resume included."""
+        return self.earlier_seconds + time.perf_counter() - self.start
+
+    def progress(self) -> float:
+        """Share of the run that is done, by the steps or by the clock, whichever is further."""
+        clock = 0.0 if self.config.max_time is None else self.seconds / self.config.max_time
+        return max(self.step / self.config.steps, clock)
+
+    def learning_rate(self) -> float:
+        """Linear warm-up, then half a cosine down to zero."""
+        done, warmup = min(self.progress(), 1.0), self.config.warmup
+        if done < warmup:
+            return self.config.lr * (done / warmup + 1 / self.config.steps)
+        return self.config.lr * (1 + math.cos(math.pi * (done - warmup) / (1 - warmup))) / 2
+
+    def draw(self) -> Tensor:
+        """The lists of one step: about `batch_size` x 100 scores, all of one length."""
+        batch, n = self.config.batch_size, self.config.seq_len
+        if n is None:
+            n = draw_length(*self.config.lengths, self.lengths)
+            batch = max(1, round(batch * 100 / n))
+        return draw(self.config.distributions, batch, n, self.generator, self.user_scores)
+
+    def objective(self, scores: Tensor, vectors: Tensor) -> Tensor:
+        """Value loss + gradient_weight x gradient mismatch, on the normalised ranks of `scores` (B, n)."""
+        n = scores.shape[-1]
+        target = exact_rank(scores)
+        scores = scores.requires_grad_(self.config.gradient_weight > 0)
+        with double_backward() if self.config.gradient_weight > 0 else contextlib.nullcontext():
+            ranks = self.network(scores)
+        loss = VALUE_LOSSES[self.config.value_loss](ranks / n, target / n)
+        if self.config.gradient_weight > 0:
+            loss = loss + self.config.gradient_weight * gradient_mismatch(
+                ranks, scores, vectors, self.config.gradient_tau
+            )
+        return loss
+
+    def advance(self) -> None:
+        """One step."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate()
+        scores = self.draw()
+        vectors = torch.randn(scores.shape, generator=self.generator, device=self.device)
+        self.sorter.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.objective(scores, vectors)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.grad_norm = nn.utils.clip_grad_norm_(self.parameters.values(), self.config.clip)
+        self.optimizer.step()
+        self.step += 1
+        self.train_loss = loss.detach()
+        # the average of the first steps is short, so that it does not drag the initial weights along
+        decay = min(self.config.ema, self.step / (self.step + 10))
+        with torch.no_grad():
+            for name, average in self.average.items():
+                if average.is_floating_point():
+                    average.lerp_(self.weights[name], 1 - decay)
+                else:
+                    average.copy_(self.weights[name])
+
+    # -- validation ----------------------------------------------------------------------------------------------------
+
+    def _draw_validation(self) -> dict[str, list[Tensor]]:
+        """Fixed lists: the mixture at a few lengths, and each distribution at the middle one."""
+        config = self.config
+        generator = torch.Generator().manual_seed(VALIDATION_SEED)
+        low, high = config.lengths
+        lengths = [round(low * (high / low) ** share) for share in (0.25, 0.5, 0.75)]
+        if config.seq_len is not None:
+            lengths = [config.seq_len]
+        middle = lengths[len(lengths) // 2]
+        user = self.user_scores
+
+        def lists(weights: Mapping[str, float], count: int, n: int) -> Tensor:
+            with_user = user if weights.get(USER) else None
+            return draw(weights, count, n, generator, with_user).to(self.device)
+
+        drawn = {"validation": [lists(config.distributions, 256, n) for n in lengths]}
+        for name, weight in config.distributions.items():
+            if weight:
+                drawn[name] = [lists({name: 1.0}, 64, middle)]
+        self.validation_vectors = torch.randn(256, middle, generator=generator).to(self.device)
+        self.middle = len(lengths) // 2
+        return drawn
+
+    def validate(self) -> None:
+        """Errors on the fixed lists; keeps the weights if their objective is the best so far."""
+        if not bool(self.train_loss.isfinite()):
+            raise FloatingPointError(
+                f"the loss of step {self.step} is {float(self.train_loss)}: training diverged. Lower lr "
+                f"(now {self.config.lr:g}), or raise warmup; the state of the last validation is kept."
+            )
+        with self._weights(self.average if self.config.ema else self.weights):
+            self.sorter.eval()
+            with torch.no_grad():
+                errors = {
+                    name: sum(float((self.sorter(x) - exact_rank(x)).abs().mean()) / x.shape[-1] for x in lists)
+                    / len(lists)
+                    for name, lists in self.validation.items()
+                }
+            middle = self.validation["validation"][self.middle].clone()
+            objective = float(self.objective(middle, self.validation_vectors).detach())
+            if objective < self.best_objective:
+                self.best_objective = objective
+                self.best = {name: t.clone() for name, t in self.weights.items()}
+        self.history.append(
+            {
+                "step": self.step,
+                "loss": float(self.train_loss),
+                "objective": objective,
+                "lr": self.learning_rate(),
+                "errors": errors,
+            }
+        )
+
+    @contextlib.contextmanager
+    def _weights(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
+        """The sorter with other weights, for a while."""
+        own = {name: t.clone() for name, t in self.weights.items()}
+        self._put(weights)
+        try:
+            yield
+        finally:
+            self._put(own)
+
+    def _put(self, weights: Mapping[str, Tensor]) -> None:
+        for name, tensor in self.weights.items():
+            tensor.copy_(weights[name])  # a state dict's tensors are detached: no graph sees this
+
+    # -- state ---------------------------------------------------------------------------------------------------------
+
+    def save_state(self, path: Path) -> None:
+        """All of the run's state in one file, written beside and renamed: whole at any moment."""
+        tensors = {"generator": self.generator.get_state(), "lengths": self.lengths.get_state()}
+        for group, weights in (("sorter", self.weights), ("best", self.best), ("average", self.average)):
+            tensors.update({f"{group}/{name}": tensor for name, tensor in weights.items()})
+        for name, parameter in self.parameters.items():
+            for key, value in self.optimizer.state[parameter].items():
+                tensors[f"optimizer/{key}/{name}"] = value
+        header = {
+            "config": self.config.to_dict(),
+            "step": self.step,
+            "seconds": self.seconds,
+            "best_objective": self.best_objective,
+            "history": self.history,
+        }
+        tensors = {name: t.cpu().contiguous() for name, t in tensors.items()}
+        write_atomic(path, safetensors.torch.save(tensors, {"sodeep_run": json.dumps(header)}))
+
+    def restore(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+        """Put back what `save_state` wrote."""
+        self.generator.set_state(tensors["generator"])
+        self.lengths.set_state(tensors["lengths"])
+        tensors = {name: t.to(self.device) for name, t in tensors.items()}
+        self._put(_under(tensors, "sorter/"))
+        self.best, self.average = _under(tensors, "best/"), _under(tensors, "average/")
+        for name, parameter in self.parameters.items():
+            self.optimizer.state[parameter] = {
+                key: tensors[f"optimizer/{key}/{name}"] for key in ("step", "exp_avg", "exp_avg_sq")
+            }
+        self.step, self.best_objective = header["step"], header["best_objective"]
+        self.earlier_seconds = header["seconds"]
+        self.history = list(header["history"])
+
+    def result(self, path: Path | None) -> TrainResult:
+        """The best weights as a frozen sorter."""
+        sorter = self._fresh_sorter()
+        sorter.load_state_dict({name: t.cpu() for name, t in self.best.items()})
+        best = min(self.history, key=lambda row: float(row["objective"]))
+        return TrainResult(
+            sorter.freeze(), self.config, dict(best["errors"]), self.history, self.step, self.seconds, path
+        )
+
+    def card(self, result: TrainResult) -> dict[str, Any]:
+        """What the file says of its training: nothing that another run of the same config would say otherwise."""
+        n = self.config.seq_len
+        drawn = torch.cat([x.flatten() for x in self.validation["validation"]])
+        return {
+            "steps": self.step,
+            "seed": self.config.seed,
+            "lengths": list(self.config.lengths) if n is None else [n, n],
+            "scores": [float(drawn.min()), float(drawn.max())],
+            "errors": result.errors,
+            "config": self.config.to_dict(),
+        }
+
+
+def gradient_mismatch(ranks: Tensor, scores: Tensor, vectors: Tensor, tau: float) -> Tensor:
+    """Relative squared difference between the gradients of ranks and of a smooth rank, for given output vectors.
+
+    For each list, with J the Jacobian of `ranks` in `scores`, J' that of `laplace_rank` and v the vector:
+    |J'v - Jv|^2 / |J'v|^2 with J, J' transposed; the mean over the lists whose J'v is not zero.
+
+    Args:
+        ranks: (B, n), of `scores`, with graph.
+        scores: (B, n), requiring a gradient.
+        vectors: (B, n).
+        tau: sharpness of the smooth rank, in standard deviations of each list.
+
+    Returns:
+        A scalar with a graph to the parameters behind `ranks`; 0 is agreement, 1 is what a zero gradient gets.
+    """
+    (got,) = torch.autograd.grad(ranks, scores, vectors, create_graph=True)
+    x = scores.detach().requires_grad_()
+    spread = x.detach().std(-1, correction=0, keepdim=True)
+    smooth = laplace_rank(x, tau=tau * spread.where(spread > 0, 1.0))
+    (want,) = torch.autograd.grad(smooth, x, vectors)
+    size = want.square().sum(-1)
+    defined = size > 0
+    mismatch = (got - want).square().sum(-1) / size.where(defined, 1.0)
+    return mismatch.masked_fill(~defined, 0).sum() / defined.sum().clamp(min=1)
+
+
+# ---- around a run --------------------------------------------------------------------------------------------------
+
+
+def _claim(path: Path | None, resume: bool, overwrite: bool) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """Check, before any training, that `path` can be written and that nothing finished is lost.
+
+    Returns the saved state when resuming.
+    """
+    if path is None:
+        if resume:
+            raise ValueError("`out` must be given with resume=True, got None. It says which run to go on with.")
+        return None
+    if path.is_dir():
+        raise IsADirectoryError(f"`out` must be a file, got the folder {path}. For example {path / 'set.safetensors'}.")
+    state = state_path(path)
+    if resume:
+        if not state.exists():
+            done = f" {path} is finished already." if path.exists() else ""
+            raise FileNotFoundError(f"`resume` needs the state of an unfinished run at {state}: no such file.{done}")
+    elif not overwrite:
+        if path.exists():
+            raise FileExistsError(f"`out` {path} exists. Choose another name, or replace it: overwrite=True.")
+        if state.exists():
+            raise FileExistsError(
+                f"`out` {path} has an unfinished run, {state}. Go on with it: resume=True; or start again: "
+                "overwrite=True."
+            )
+    probe = path.with_name(f".{path.name}.probe")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise type(error)(
+            error.errno, f"`out` must be in a folder that can be written to: {error.strerror}", str(path)
+        ) from None
+    if not resume:
+        return None
+    return _read_state(state)
+
+
+def _read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            header = json.loads((file.metadata() or {})["sodeep_run"])
+            return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118
+    except (safetensors.SafetensorError, KeyError, ValueError) as error:
+        raise ValueError(
+            f"{path} must be the state of an unfinished run, got another kind of file, or a damaged one ({error}). "
+            "Start again: overwrite=True."
+        ) from None
+
+
+def _same_config(given: TrainConfig | None, saved: Mapping[str, Any]) -> TrainConfig:
+    """The saved config, after checking that the one given does not ask for something else."""
+    config = TrainConfig(**saved)
+    if given is not None and given != config:
+        names = [f.name for f in fields(config) if getattr(given, f.name) != getattr(config, f.name)]
+        told = ", ".join(f"{n} was {getattr(config, n)!r} and is {getattr(given, n)!r}" for n in names)
+        raise ValueError(f"`config` must be that of the run to resume: {told}. Leave config out to take the saved one.")
+    return config
+
+
+def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+class _StopSignals:
+    """Ctrl-C and SIGTERM are noted instead of tearing a step; a second one does as usual.
+
+    Only the main thread may handle signals; elsewhere they are left alone.
+    """
+
+    def __init__(self) -> None:
+        self.received = 0
+        self.before: dict[int, Any] = {}
+
+    def __enter__(self) -> _StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            for signum in (signal.SIGINT, signal.SIGTERM):
+                self.before[signum] = signal.signal(signum, self._note)
+        return self
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        self.received = signum
+        self._put_back()
+
+    def _put_back(self) -> None:
+        for signum, handler in self.before.items():
+            signal.signal(signum, handler)
+        self.before = {}
+
+    def __exit__(self, *exception: object) -> None:
+        self._put_back()
+
+
+@contextlib.contextmanager
+def _matmul_precision(precision: str) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+class _Log:
+    """The progress bar and the TensorBoard log of a run; either may be absent."""
+
+    def __init__(self, run: _Run, log_dir: str | os.PathLike[str] | None, progress: bool) -> None:
+        self.run = run
+        self.writer: Any = None
+        self.bar: Any = None
+        if log_dir is not None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.writer = SummaryWriter(os.fspath(log_dir), purge_step=run.step or None)
+        if progress:
+            self.bar = click.progressbar(
+                length=1000, label=f"training {run.config.sorter}", item_show_func=lambda _: self._status()
+            )
+        self.shown = 0
+        self.items = 0
+        self.mark = (time.perf_counter(), run.step)
+
+    def __enter__(self) -> _Log:
+        if self.bar is not None:
+            self.bar.__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.bar is not None:
+            self.bar.__exit__(*exception)
+        if self.writer is not None:
+            self.writer.close()
+
+    def _status(self) -> str:
+        run = self.run
+        error = f"  error {run.history[-1]['errors']['validation']:.4f}" if run.history else ""
+        return f"step {run.step}  loss {float(run.train_loss):.4f}{error}  {self._rate():,.0f} lists/s"
+
+    def _rate(self) -> float:
+        """Lists per second since the last validation (lists of 100, for a length-free sorter)."""
+        then, step = self.mark
+        return (self.run.step - step) * self.run.config.batch_size / max(time.perf_counter() - then, 1e-9)
+
+    def step(self) -> None:
+        """After every step: move the bar on."""
+        now = min(1000, int(1000 * self.run.progress()))
+        if self.bar is not None and now > self.shown:
+            self.bar.update(now - self.shown, True)
+            self.shown = now
+
+    def validation(self) -> None:
+        """After every validation: one point of each curve, and the picture of the sorter's behaviour."""
+        row = self.run.history[-1]
+        if self.writer is not None:
+            step = row["step"]
+            self.writer.add_scalar("loss/train", row["loss"], step)
+            self.writer.add_scalar("loss/validation", row["objective"], step)
+            self.writer.add_scalar("lr", row["lr"], step)
+            self.writer.add_scalar("gradient_norm", float(self.run.grad_norm), step)
+            self.writer.add_scalar("throughput/sequences_per_s", self._rate(), step)
+            for name, error in row["errors"].items():
+                self.writer.add_scalar(f"error/{name}", error, step)
+            self._picture(step)
+            self.writer.flush()
+        self.mark = (time.perf_counter(), self.run.step)
+
+    def _picture(self, step: int) -> None:
+        try:
+            from sodeep.pictures import rank_picture
+        except ModuleNotFoundError as error:
+            if error.name != "matplotlib":
+                raise
+            if len(self.run.history) == 1:
+                self.writer.add_text("note", "For the picture of the ranks: pip install sodeep[plot]", step)
+            return
+        lists = {name: x[0][0].cpu() for name, x in self.run.validation.items() if name != "validation"}
+        with torch.no_grad():
+            ranks = {name: self.run.sorter(x.to(self.run.device)).cpu() for name, x in lists.items()}
+        self.writer.add_figure("sorter", rank_picture(lists, ranks), step)
+
+    def finish(self, result: TrainResult) -> None:
+        """The config and the final errors, so that runs compare in TensorBoard's HPARAMS view."""
+        if self.writer is not None:
+            config = {
+                name: value if isinstance(value, (bool, int, float, str)) else str(value)
+                for name, value in result.config.to_dict().items()
+            }
+            metrics = {f"final/{name}": error for name, error in result.errors.items()}
+            self.writer.add_hparams(config, metrics, run_name=".")

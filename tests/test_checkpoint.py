@@ -1,0 +1,694 @@
+import argparse
+import json
+import os
+import re
+import stat
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+import sodeep
+from sodeep import checkpoint
+from sodeep.checkpoint import import_sodeep2019, list_sorters, load_sorter, read_header, save_sorter, write_atomic
+from sodeep.sorters import SORTERS, Sorter, build_sorter
+
+LENGTH = 40
+SMALL = {
+    "lstm": {"hidden": 8},
+    "lstm-large": {"hidden": 8},
+    "lstm-end": {"seq_len": 10},
+    "gru-proj": {"hidden": 8, "layers": 2},
+    "mlp": {"hidden": 32},
+    "set": {"frequencies": [4, 8]},
+}
+
+
+def whole(message: str) -> str:
+    """A pattern that matches exactly `message`."""
+    return f"^{re.escape(message)}$"
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def small_sorter(name: str, **config: object) -> Sorter:
+    """A sorter of few weights, none of them at its initial zero, with batch statistics of real lists."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        sorter = build_sorter(name, **{"seq_len": LENGTH, **SMALL.get(name, {}), **config})
+        with torch.no_grad():
+            for weight in sorter.parameters():
+                weight.add_(0.05 * torch.randn_like(weight))
+    sorter(normal(8, sorter.seq_len or LENGTH))
+    return sorter
+
+
+def same_bits(a: Sorter, b: Sorter) -> None:
+    scores = normal(5, a.seq_len or LENGTH)
+    torch.testing.assert_close(a(scores), b(scores), rtol=0, atol=0)
+
+
+# ---- save and load ----
+
+
+@pytest.mark.parametrize("name", SORTERS)
+def test_load_gives_the_same_sorter_bit_for_bit(name: str, tmp_path: Path) -> None:
+    sorter = small_sorter(name).freeze()
+    path = save_sorter(tmp_path / "s.safetensors", sorter)
+    loaded = load_sorter(path)
+    assert (loaded.name, loaded.config, loaded.seq_len) == (name, sorter.config, sorter.seq_len)
+    assert loaded.frozen
+    assert next(loaded.parameters()).device.type == "cpu"
+    same_bits(loaded, sorter)
+    again = save_sorter(tmp_path / "again.safetensors", loaded)
+    assert again.read_bytes() == path.read_bytes()
+
+
+def test_load_in_a_new_process(tmp_path: Path) -> None:
+    lists = normal(5, 10)
+    ranks = {}
+    for name in ("gru", "set"):
+        sorter = small_sorter(name, seq_len=10)
+        save_sorter(tmp_path / f"{name}.safetensors", sorter)
+        ranks[name] = sorter.freeze()(lists)
+    torch.save(lists, tmp_path / "lists.pt")
+    code = (
+        "import torch, sodeep.checkpoint as c; lists = torch.load('lists.pt', weights_only=True); "
+        "torch.save({n: c.load_sorter(f'{n}.safetensors')(lists) for n in ('gru', 'set')}, 'ranks.pt')"
+    )
+    root = str(Path(sodeep.__file__).parents[1])
+    path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, check=True)
+    torch.testing.assert_close(torch.load(tmp_path / "ranks.pt", weights_only=True), ranks, rtol=0, atol=0)
+
+
+def test_training_and_header_come_back(tmp_path: Path) -> None:
+    training = {
+        "seed": 3,
+        "steps": 100,
+        "lengths": [10, 300],
+        "score_range": [-1.0, 2.5],
+        "errors": {"uniform": 0.004, "normal": 0.005},
+    }
+    sorter = small_sorter("set")
+    path = save_sorter(tmp_path / "mine.safetensors", sorter, training=training)
+    loaded = load_sorter(path)
+    assert loaded.trained == training
+    assert loaded.trained_lengths == (10, 300)
+    assert loaded.trained_range == (-1.0, 2.5)
+    assert small_sorter("set").trained_lengths is None
+    loaded.trained["seed"] = 4
+    assert load_sorter(path).trained == training
+    card = read_header(path)
+    assert card == checkpoint.SorterCard(
+        name="mine",
+        path=path,
+        sorter="set",
+        config=sorter.config,
+        seq_len=None,
+        n_parameters=sum(weight.numel() for weight in sorter.parameters()),
+        bytes=path.stat().st_size,
+        training=training,
+        library_version=sodeep.__version__,
+    )
+    with safetensors.safe_open(path, "pt") as file:  # readable by anyone
+        assert json.loads(file.metadata()["sodeep"])["training"] == training
+    # a saved copy keeps what the sorter knows of its training
+    assert load_sorter(save_sorter(tmp_path / "copy.safetensors", loaded)).trained == loaded.trained
+
+
+def test_each_load_is_independent_and_draws_no_random_number(tmp_path: Path) -> None:
+    path = save_sorter(tmp_path / "s.safetensors", small_sorter("set"))
+    state = torch.random.get_rng_state()
+    first, second = load_sorter(path), load_sorter(path)
+    torch.testing.assert_close(torch.random.get_rng_state(), state, rtol=0, atol=0)
+    expected = second(normal(2, 9))
+    with torch.no_grad():
+        for weight in first.parameters():
+            weight.zero_()
+    torch.testing.assert_close(second(normal(2, 9)), expected, rtol=0, atol=0)
+    torch.testing.assert_close(load_sorter(path)(normal(2, 9)), expected, rtol=0, atol=0)
+
+
+def test_file_is_read_once_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = []
+    read_bytes = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: reads.append(path) or read_bytes(path))
+    path = save_sorter(tmp_path / "s.safetensors", small_sorter("gru-sum"), training={"run": 1})
+    for _ in range(3):
+        load_sorter(path)
+    assert len(reads) == 1
+    save_sorter(path, small_sorter("gru-sum"), training={"run": 2})
+    assert load_sorter(path).trained == {"run": 2}
+    assert len(reads) == 2
+
+
+def test_half_precision_file_is_smaller_and_loads_wide(tmp_path: Path) -> None:
+    sorter = small_sorter("mlp").freeze()
+    path = save_sorter(tmp_path / "full.safetensors", sorter)
+    half = save_sorter(tmp_path / "half.safetensors", sorter, dtype=torch.float16)
+    assert half.stat().st_size < 0.7 * path.stat().st_size
+    loaded = load_sorter(half)
+    for weight, original in zip(loaded.parameters(), sorter.parameters(), strict=True):
+        assert weight.dtype == torch.float32
+        torch.testing.assert_close(weight, original.half().float(), rtol=0, atol=0)
+
+
+def test_double_precision_comes_back(tmp_path: Path) -> None:
+    sorter = small_sorter("gru").double().freeze()
+    loaded = load_sorter(save_sorter(tmp_path / "s.safetensors", sorter))
+    scores = normal(2, 9).double()
+    torch.testing.assert_close(loaded(scores), sorter(scores), rtol=0, atol=0)
+
+
+def test_loaded_sorter_can_be_fine_tuned(tmp_path: Path) -> None:
+    sorter = load_sorter(save_sorter(tmp_path / "s.safetensors", small_sorter("gru"))).unfreeze()
+    optimizer = torch.optim.Adam(sorter.parameters(), lr=0.01)
+    before = [weight.clone() for weight in sorter.parameters()]
+    sorter(normal(2, 9)).square().mean().backward()
+    optimizer.step()
+    assert any(not torch.equal(a, b) for a, b in zip(before, sorter.parameters(), strict=True))
+
+
+def test_shipped_sorters_load_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {name: save_sorter(tmp_path / f"{name}.safetensors", small_sorter(name)) for name in ("lstm", "set")}
+    monkeypatch.setattr(checkpoint, "_shipped", lambda: files)
+    assert [(card.name, card.sorter, card.seq_len) for card in list_sorters()] == [
+        ("lstm", "lstm", LENGTH),
+        ("set", "set", None),
+    ]
+    assert load_sorter("lstm").name == "lstm"
+    assert read_header("set").path == files["set"]
+    message = (
+        "`name_or_path` must be a sorter file or a shipped sorter (lstm, set), got 'lstn', which is neither. "
+        "Did you mean 'lstm'?"
+    )
+    with pytest.raises(FileNotFoundError, match=whole(message)):
+        load_sorter("lstn")
+    message = (
+        "`name_or_path` must be a sorter file or a shipped sorter (lstm, set), got 'runs/best.safetensors', "
+        "which is neither."
+    )
+    with pytest.raises(FileNotFoundError, match=whole(message)):
+        load_sorter("runs/best.safetensors")
+
+
+def test_every_shipped_file_loads() -> None:
+    for card in list_sorters():
+        assert load_sorter(card.name).name == card.sorter
+
+
+# ---- writing ----
+
+
+def test_new_file_has_the_permissions_of_a_new_file(tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    plain.write_bytes(b"")
+    path = save_sorter(tmp_path / "s.safetensors", small_sorter("gru-sum"))
+    assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["plain", "s.safetensors"]
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_failed_write_leaves_the_old_file_and_nothing_else(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_atomic(tmp_path / "file", b"old")
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, step, full)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomic(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_write_goes_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    write_atomic(tmp_path / "link", b"data")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_bytes() == b"data"
+
+
+def test_file_is_whole_whenever_the_writer_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import torch, itertools; from sodeep.checkpoint import save_sorter; from sodeep.sorters import build_sorter\n"
+        "sorter = build_sorter('lstm', seq_len=50)\n"
+        "for i in itertools.count(): save_sorter('s.safetensors', sorter, training={'step': i})"
+    )
+    root = str(Path(sodeep.__file__).parents[1])
+    path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
+    file = tmp_path / "s.safetensors"
+    with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}) as writer:
+        while not file.exists() and writer.poll() is None:
+            time.sleep(0.01)
+        time.sleep(0.2)
+        writer.kill()
+    assert load_sorter(file).seq_len == 50
+
+
+def test_bad_arguments_of_save(tmp_path: Path) -> None:
+    sorter = small_sorter("gru-sum")
+    path = tmp_path / "s.safetensors"
+    cases = [
+        (
+            (path, nn.Linear(2, 2)),
+            TypeError,
+            "`sorter` must be a sodeep Sorter, got Linear. Save the sorter itself, not a compiled or wrapped one.",
+        ),
+        (
+            (path, type("Mine", (Sorter,), {"name": "mine"})()),
+            TypeError,
+            "`sorter` must be of a class in SORTERS, got Mine, which no file can name. "
+            "Add it first: SORTERS['mine'] = Mine.",
+        ),
+        (
+            (path, sorter, {"when": time.gmtime}),
+            TypeError,
+            "`training` must hold plain JSON values (text, finite numbers, lists, dicts), got {'when': <built-in "
+            "function gmtime>}: Object of type builtin_function_or_method is not JSON serializable.",
+        ),
+        (
+            (path, sorter, {}, torch.int8),
+            ValueError,
+            "`dtype` must be torch.float16, torch.float32, torch.float64 or None, got torch.int8.",
+        ),
+        (
+            (tmp_path / "no" / "s.safetensors", sorter),
+            FileNotFoundError,
+            f"`path` must be in a folder that exists, got {tmp_path}/no/s.safetensors. Make it first: {tmp_path}/no.",
+        ),
+        (
+            (tmp_path, sorter),
+            ValueError,
+            f"`path` must be a file, got {tmp_path}, which is a folder. Add a name: {tmp_path}/my.safetensors.",
+        ),
+    ]
+    for arguments, kind, message in cases:
+        with pytest.raises(kind, match=whole(message)):
+            save_sorter(*arguments)
+    with torch.no_grad():
+        sorter.rnn.weight_hh_l0[0, :2] = torch.tensor([torch.nan, torch.inf])
+    message = (
+        "`sorter` must have finite weights, got 2 NaN or infinite of 48 in 'rnn.weight_hh_l0'. "
+        "The training diverged (lower the learning rate), or the weights do not fit the dtype."
+    )
+    with pytest.raises(ValueError, match=whole(message)):
+        save_sorter(path, sorter)
+    with torch.no_grad():
+        sorter.rnn.weight_hh_l0[0, :2] = 1e5
+    message = message.replace("l0'", "l0' once stored as float16")
+    with pytest.raises(ValueError, match=whole(message)):
+        save_sorter(path, sorter, dtype=torch.float16)
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- files of the wrong kind ----
+
+
+def saved(tmp_path: Path, **changes: object) -> tuple[bytes, dict[str, object]]:
+    """A good file's bytes and header."""
+    data = save_sorter(tmp_path / "good.safetensors", small_sorter("gru-sum")).read_bytes()
+    with safetensors.safe_open(tmp_path / "good.safetensors", "pt") as file:
+        header = json.loads(file.metadata()["sodeep"])
+    return data, header
+
+
+def rewritten(tmp_path: Path, tensors: dict[str, Tensor] | None = None, **changes: object) -> bytes:
+    """A file with a valid checksum and layout, but with another header or other tensors."""
+    data, header = saved(tmp_path)
+    tensors = safetensors.torch.load(data) if tensors is None else tensors
+    checksum = checkpoint._checksum(safetensors.torch.save(tensors))
+    header = {**header, "sha256": checksum, **changes}
+    return safetensors.torch.save(tensors, metadata={"sodeep": json.dumps(header)})
+
+
+AGAIN = "Get the file again, or train one."
+WRONG_FILES = {
+    "empty": (lambda folder: b"", f"it is empty. {AGAIN}"),
+    "web page": (
+        lambda folder: b"\n<!DOCTYPE html><html><body>404</body></html>",
+        f"it is a web page, saved by a download that failed. {AGAIN}",
+    ),
+    "lfs": (
+        lambda folder: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12\n",
+        f"it is a Git LFS pointer, not the file itself (git lfs pull fetches it). {AGAIN}",
+    ),
+    "torch zip": (
+        lambda folder: b"PK\x03\x04" + bytes(100),
+        "it is a pickled PyTorch checkpoint, which is never unpickled here. "
+        "If the 2019 training script wrote it: sodeep import-sorter, or import_sodeep2019(path).",
+    ),
+    "pickle": (
+        lambda folder: b"\x80\x02}q\x00." + bytes(100),
+        "it is a pickled PyTorch checkpoint, which is never unpickled here. "
+        "If the 2019 training script wrote it: sodeep import-sorter, or import_sodeep2019(path).",
+    ),
+    "text": (lambda folder: b"just some text that is no sorter", f"it is no safetensors file. {AGAIN}"),
+    "short": (lambda folder: saved(folder)[0][:5], f"it is no safetensors file. {AGAIN}"),
+    "truncated header": (
+        lambda folder: saved(folder)[0][:100],
+        f"it is truncated or damaged (100 bytes). {AGAIN}",
+    ),
+    "huge header": (
+        lambda folder: struct.pack("<Q", 2**62) + b"{}" + bytes(50),
+        f"it is truncated or damaged (60 bytes). {AGAIN}",
+    ),
+    "broken header": (
+        lambda folder: struct.pack("<Q", 9) + b'{"a": nul',
+        f"its header is damaged. {AGAIN}",
+    ),
+    "deep header": (
+        lambda folder: struct.pack("<Q", 200_005) + b'{"a":' + 200_000 * b"[",
+        f"its header is damaged. {AGAIN}",
+    ),
+    "another program": (
+        lambda folder: safetensors.torch.save({"w": torch.ones(2)}),
+        f"it is a safetensors file without a sodeep header, so of another program. {AGAIN}",
+    ),
+    "another program's metadata": (
+        lambda folder: safetensors.torch.save({"w": torch.ones(2)}, metadata={"format": "pt"}),
+        f"it is a safetensors file without a sodeep header, so of another program. {AGAIN}",
+    ),
+    "newer": (
+        lambda folder: rewritten(folder, format_version=2),
+        f"its format version is 2, and this sodeep ({sodeep.__version__}) reads up to 1. Update sodeep.",
+    ),
+    "field of another type": (
+        lambda folder: rewritten(folder, config=[1]),
+        f"its header has no valid 'config'. {AGAIN}",
+    ),
+}
+BAD_CONTENT = {
+    "unknown network": (
+        lambda folder: rewritten(folder, sorter="transformer"),
+        f"its network 'transformer' is not one of {', '.join(SORTERS)}. "
+        "Update sodeep, or add the class that wrote it to SORTERS.",
+    ),
+    "unknown option": (
+        lambda folder: rewritten(folder, config={"width": 3}),
+        "its config does not build a gru-sum sorter: `config of the gru-sum sorter` must be one of seq_len, head, "
+        f"hidden, layers, normalize, got 'width'. {AGAIN}",
+    ),
+    "terabytes": (
+        lambda folder: rewritten(folder, config={"hidden": 10**6}),
+        "its tensors are not those of this gru-sum sorter: "
+        + "; ".join(
+            f"rnn.{key}{end} has shape {found} instead of {shape}"
+            for end in ("", "_reverse")
+            for key, found, shape in (
+                ("weight_ih_l0", "(12, 1)", "(3000000, 1)"),
+                ("weight_hh_l0", "(12, 4)", "(3000000, 1000000)"),
+                ("bias_ih_l0", "(12,)", "(3000000,)"),
+                ("bias_hh_l0", "(12,)", "(3000000,)"),
+            )
+        )
+        + f". {AGAIN}",
+    ),
+    "endless layers": (
+        lambda folder: rewritten(folder, config={"layers": 10**12}),
+        "its config does not build a gru-sum sorter: `layers` must be a whole number from 1 to 64, "
+        f"got 1000000000000. {AGAIN}",
+    ),
+    "missing and unexpected": (
+        lambda folder: rewritten(
+            folder,
+            {
+                "extra" if key == "rnn.bias_hh_l0" else key: tensor
+                for key, tensor in safetensors.torch.load(saved(folder)[0]).items()
+            },
+        ),
+        "its tensors are not those of this gru-sum sorter: rnn.bias_hh_l0 is missing; extra is unexpected. " + AGAIN,
+    ),
+    "flipped bit": (
+        lambda folder: saved(folder)[0][:-1] + bytes([saved(folder)[0][-1] ^ 1]),
+        f"its tensors are damaged (the checksum differs). {AGAIN}",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_FILES)
+def test_wrong_files_say_what_they_are(case: str, tmp_path: Path) -> None:
+    content, found = WRONG_FILES[case]
+    path = tmp_path / "bad.safetensors"
+    path.write_bytes(content(tmp_path))
+    for read in (load_sorter, read_header):
+        with pytest.raises(ValueError, match=whole(f"{path} is not a sorter file: {found}")):
+            read(path)
+
+
+@pytest.mark.parametrize("case", BAD_CONTENT)
+def test_files_with_bad_content_say_what_is_wrong(case: str, tmp_path: Path) -> None:
+    content, found = BAD_CONTENT[case]
+    path = tmp_path / "bad.safetensors"
+    path.write_bytes(content(tmp_path))
+    with pytest.raises(ValueError, match=whole(f"{path} is not a sorter file: {found}")):
+        load_sorter(path)
+
+
+def test_every_truncation_is_refused(tmp_path: Path) -> None:
+    data, _ = saved(tmp_path)
+    path = tmp_path / "cut.safetensors"
+    for size in [*range(0, len(data), 97), len(data) - 1]:
+        path.write_bytes(data[:size])
+        with pytest.raises(ValueError, match="is not a sorter file"):
+            load_sorter(path)
+
+
+@pytest.mark.parametrize("hidden", [2**31, 2**40, 2**70])
+def test_overflowing_sizes_are_refused(hidden: int, tmp_path: Path) -> None:
+    path = tmp_path / "bad.safetensors"
+    path.write_bytes(rewritten(tmp_path, config={"hidden": hidden}))
+    with pytest.raises(ValueError, match=r"is not a sorter file: its (config|tensors)"):
+        load_sorter(path)
+
+
+def test_folder_is_no_file(tmp_path: Path) -> None:
+    message = f"{tmp_path} is not a sorter file: it is a folder. Give the .safetensors file in it."
+    with pytest.raises(ValueError, match=whole(message)):
+        load_sorter(tmp_path)
+
+
+# ---- 2019 checkpoints: the networks as written then, from the published description ----
+
+
+class Recurrent2019(nn.Module):
+    """x -> bidirectional layers -> convolution as wide as the signal, or sum; gruc and grup with sigmoids around."""
+
+    def __init__(self, attribute: str, rnn: nn.Module, length: int | None, sigmoid: bool) -> None:
+        super().__init__()
+        self.attribute, self.sigmoid = attribute, sigmoid
+        setattr(self, attribute, rnn)
+        if length is not None:
+            self.conv1 = nn.Conv1d(length, length, 2 * rnn.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.sigmoid(x / 2.0 + 1) if self.sigmoid else x
+        out, _ = getattr(self, self.attribute)(x[..., None])
+        out = self.conv1(out)[..., 0] if hasattr(self, "conv1") else out.sum(2)
+        return torch.sigmoid(out) if self.sigmoid else out
+
+
+class End2019(nn.Module):
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.lstm = nn.GRU(length, 5 * length, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, n = x.shape
+        tiled = x.repeat(1, n).view(batch, n, n)
+        _, state = self.lstm(tiled)
+        return state.view(batch, n, 5).sum(2)
+
+
+class CNN2019(nn.Module):
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        sizes = [1, 8, 16, 32, 64, 96, 128, 256, 256, 128]
+        for i, width in enumerate([2, 3, 5, 7, 10, 7, 5, 3, 3]):
+            parts = [nn.Conv1d(sizes[i], sizes[i + 1], width)]
+            if i in (1, 3, 5, 7):
+                parts.append(nn.BatchNorm1d(sizes[i + 1]))
+            setattr(self, f"layer{i + 1}", nn.Sequential(*parts, nn.PReLU()))
+        self.layer10 = nn.Conv1d(128, length, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x[:, None]
+        for i in range(1, 11):
+            x = getattr(self, f"layer{i}")(x)
+        return torch.sigmoid(x.view(x.shape[0], -1))
+
+
+class MLP2019(nn.Module):
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.lin1, self.lin2, self.lin3 = nn.Linear(length, 2048), nn.Linear(2048, 2048), nn.Linear(2048, length)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lin3(torch.relu(self.lin2(torch.relu(self.lin1(x)))))
+
+
+def bidirectional(cell: type[nn.RNNBase], hidden: int, layers: int) -> nn.RNNBase:
+    return cell(1, hidden, layers, batch_first=True, bidirectional=True)
+
+
+MODELS_2019 = {
+    "cnn": (100, "cnn", lambda n: CNN2019(n)),
+    "lstm": (12, "lstm", lambda n: Recurrent2019("lstm", bidirectional(nn.LSTM, 128, 2), n, False)),
+    "lstmla": (7, "lstm-large", lambda n: Recurrent2019("lstm", bidirectional(nn.LSTM, 512, 2), n, False)),
+    "lstme": (9, "lstm-end", lambda n: End2019(n)),
+    "gruc": (12, "gru", lambda n: Recurrent2019("rnn", bidirectional(nn.GRU, 32, 6), None, True)),
+    "grup": (12, "gru-proj", lambda n: Recurrent2019("rnn", bidirectional(nn.GRU, 128, 6), n, True)),
+    "grus": (12, "gru-sum", lambda n: Recurrent2019("lstm", bidirectional(nn.GRU, 4, 1), None, False)),
+    "mlp": (12, "mlp", lambda n: MLP2019(n)),
+}
+
+
+def network_2019(model: str) -> tuple[int, nn.Module]:
+    n, _, build = MODELS_2019[model]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = build(n)
+    network.train()(normal(16, n, seed=1))  # gives the batch norms statistics
+    return n, network.eval()
+
+
+def checkpoint_2019(network: nn.Module, model: object, n: int | None, prefix: str = "") -> dict[str, object]:
+    args = argparse.Namespace(name="model", batch_size=256, lr=0.001, dist=None, model_type=model)
+    if n is not None:
+        args.seq_len = n
+    weights = {prefix + key: tensor for key, tensor in network.state_dict().items()}
+    return {"epoch": 17, "state_dict": weights, "best_rec": 0.0123, "args_dict": args}
+
+
+@pytest.mark.parametrize("model", MODELS_2019)
+@pytest.mark.parametrize("zipped", [True, False])
+def test_import_gives_the_outputs_of_the_original(model: str, zipped: bool, tmp_path: Path) -> None:
+    n, network = network_2019(model)
+    path = tmp_path / "best_model.pth.tar"
+    torch.save(checkpoint_2019(network, model, n), path, _use_new_zipfile_serialization=zipped)
+    sorter = import_sodeep2019(path)
+    name = MODELS_2019[model][1]
+    assert (sorter.name, sorter.normalize, sorter.frozen) == (name, False, True)
+    assert sorter.seq_len == (None if name in ("gru", "gru-sum") else n)
+    assert sorter.trained == {"source": "sodeep 2019", "lengths": [n, n], "epoch": 17, "validation_error": 0.0123}
+    scores = normal(3, n, seed=2)
+    torch.testing.assert_close(sorter(scores), n * network(scores), rtol=1e-5, atol=1e-5 * n)
+    # and through our own file
+    again = load_sorter(save_sorter(tmp_path / "s.safetensors", sorter))
+    torch.testing.assert_close(again(scores), sorter(scores), rtol=0, atol=0)
+
+
+def test_import_with_parallel_prefix_plain_args_and_no_length(tmp_path: Path) -> None:
+    n, network = network_2019("lstm")
+    state = checkpoint_2019(network, "lstm", None, prefix="module.")
+    state["args_dict"] = vars(state["args_dict"])
+    torch.save(state, tmp_path / "old.pth")
+    assert import_sodeep2019(tmp_path / "old.pth").seq_len == n
+
+
+class RunsCode:
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, (f"touch {self.marker}",)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("place", ["args", "weights", "inside args"])
+def test_import_runs_no_code(zipped: bool, place: str, tmp_path: Path) -> None:
+    n, network = network_2019("grus")
+    marker, path = tmp_path / "marker", tmp_path / "bad.pth"
+    state = checkpoint_2019(network, "grus", n)
+    if place == "args":
+        state["args_dict"] = RunsCode(marker)
+    elif place == "weights":
+        state["state_dict"]["lstm.weight_ih_l0"] = RunsCode(marker)
+    else:
+        state["args_dict"].name = RunsCode(marker)
+    torch.save(state, path, _use_new_zipfile_serialization=zipped)
+    message = (
+        f"{path} is not a 2019 checkpoint: it asks to run {os.name}.system, which is refused. It should be a "
+        "torch.save file of a dict with the weights, plain values and the argparse.Namespace of the command line, "
+        "nothing else."
+    )
+    with pytest.raises(ValueError, match=whole(message)):
+        import_sodeep2019(path)
+    assert not marker.exists()
+
+
+def test_the_loader_points_to_the_importer(tmp_path: Path) -> None:
+    n, network = network_2019("grus")
+    for zipped in (True, False):
+        path = tmp_path / "old.pth"
+        torch.save(checkpoint_2019(network, "grus", n), path, _use_new_zipfile_serialization=zipped)
+        with pytest.raises(ValueError, match=r"pickled PyTorch checkpoint.*import_sodeep2019\(path\)\.$"):
+            load_sorter(path)
+
+
+def test_import_of_other_files(tmp_path: Path) -> None:
+    path = tmp_path / "old.pth"
+    shape = (
+        " It should be a torch.save file of a dict with the weights, plain values and the argparse.Namespace of the "
+        "command line, nothing else."
+    )
+    for data, found in (
+        (b"", "it is empty."),
+        (b"<html></html>", "it is a web page, saved by a download that failed."),
+        (b"PK\x03\x04 cut short", "it is damaged."),
+        (b"text", "it is damaged."),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match=whole(f"{path} is not a 2019 checkpoint: {found}{shape}")):
+            import_sodeep2019(path)
+    with pytest.raises(
+        FileNotFoundError, match=whole(f"`path` must be a 2019 checkpoint, got {tmp_path}, not a file.")
+    ):
+        import_sodeep2019(tmp_path)
+
+    n, network = network_2019("grus")
+    good = checkpoint_2019(network, "grus", n)
+    for state, message in (
+        (
+            network.state_dict(),
+            f"{path} is not a 2019 checkpoint: it should be a dict with 'args_dict' and 'state_dict', found "
+            f"OrderedDict with {sorted(network.state_dict())[:8]}. Use the file that the training script wrote, "
+            "not the bare weights.",
+        ),
+        (
+            [1, 2],
+            f"{path} is not a 2019 checkpoint: it should be a dict with 'args_dict' and 'state_dict', found list. "
+            "Use the file that the training script wrote, not the bare weights.",
+        ),
+        (
+            {**good, "args_dict": argparse.Namespace(model_type="exa")},
+            f"{path} must hold one of the models cnn, lstm, lstmla, lstme, gruc, grup, grus, mlp, got 'exa'. "
+            "The 2019 'exa' has no weights: use sigmoid_rank.",
+        ),
+        (
+            {**good, "args_dict": [1]},
+            f"{path} is not a 2019 checkpoint: its 'args_dict' or 'state_dict' is of another type.",
+        ),
+        (
+            {**good, "state_dict": {"lstm.weight_ih_l0": torch.ones(2)}},
+            f"{path} is not a sorter file: its tensors are not those of this gru-sum sorter: "
+            "rnn.weight_hh_l0 is missing; rnn.bias_ih_l0 is missing; rnn.bias_hh_l0 is missing; "
+            "rnn.weight_ih_l0_reverse is missing; rnn.weight_hh_l0_reverse is missing; "
+            "rnn.bias_ih_l0_reverse is missing; rnn.bias_hh_l0_reverse is missing; "
+            "rnn.weight_ih_l0 has shape (2,) instead of (12, 1). Get the file again, or train one.",
+        ),
+    ):
+        torch.save(state, path)
+        with pytest.raises(ValueError, match=whole(message)):
+            import_sodeep2019(path)

@@ -1,0 +1,191 @@
+"""The command line, as a user meets it."""
+
+import json
+import re
+import signal
+
+import pytest
+from click.testing import CliRunner
+
+import sodeep
+from sodeep.cli import main
+
+TINY = ["--steps", "4", "--batch-size", "2", "--lengths", "4", "12", "--distribution", "normal=1", "--quiet"]
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def invoke(*args):
+        return CliRunner().invoke(main, [str(a) for a in args])
+
+    return invoke
+
+
+@pytest.fixture
+def trained(run):
+    result = run("train-sorter", *TINY)
+    assert result.exit_code == 0, result.output
+    return "set.safetensors"
+
+
+def fails(result, message):
+    assert result.exit_code != 0
+    assert "Traceback" not in result.output
+    told = " ".join(result.output.split())
+    assert message in told, told
+
+
+def test_train_says_what_it_did(run, tmp_path):
+    result = run("train-sorter", *TINY, "--log-dir", "log")
+    assert result.exit_code == 0, result.output
+    assert re.search(r"Trained 4 steps in \d+ s: set.safetensors", result.output)
+    assert re.search(r"validation +0\.\d{4}", result.output)
+    assert "On the mixture of SoDeep 2019, n = 100: error 0." in result.output
+    assert "climbs to" in result.output
+    assert sodeep.load_sorter(tmp_path / "set.safetensors").frozen
+    assert list((tmp_path / "log").glob("events*"))
+
+
+def test_options_reach_the_config(run, tmp_path):
+    result = run(
+        "train-sorter",
+        *TINY,
+        "--sorter",
+        "mlp",
+        "--seq-len",
+        6,
+        "--sorter-config",
+        "hidden=8",
+        "--lr",
+        "0.01",
+        "--value-loss",
+        "huber",
+        "--gradient-weight",
+        0,
+        "--seed",
+        7,
+        "--out",
+        "m.safetensors",
+        "--max-time",
+        "5m",
+    )
+    assert result.exit_code == 0, result.output
+    config = sodeep.load_sorter(tmp_path / "m.safetensors").trained["config"]
+    assert (config["sorter"], config["seq_len"], config["sorter_config"]) == ("mlp", 6, {"hidden": 8})
+    assert (config["lr"], config["value_loss"], config["seed"], config["max_time"]) == (0.01, "huber", 7, 300.0)
+
+
+def test_mixture_2019(run, tmp_path):
+    args = [a for a in TINY if a not in ("--distribution", "normal=1")]
+    assert run("train-sorter", *args, "--mixture", "2019").exit_code == 0
+    assert sodeep.load_sorter(tmp_path / "set.safetensors").trained["config"]["distributions"] == sodeep.SODEEP2019
+
+
+def test_progress_bar(run):
+    result = run("train-sorter", *[a for a in TINY if a != "--quiet"])
+    assert "training set" in result.output
+
+
+def test_finished_sorter_is_kept(run, trained):
+    fails(run("train-sorter", *TINY), "`out` set.safetensors exists. Choose another name, or replace it: --overwrite.")
+    assert run("train-sorter", *TINY, "--overwrite").exit_code == 0
+
+
+def test_interrupt_and_resume(run, tmp_path, monkeypatch):
+    from sodeep import training
+
+    advance = training._Run.advance
+
+    def interrupted(self):
+        if self.step == 2:
+            signal.raise_signal(signal.SIGINT)
+        advance(self)
+
+    monkeypatch.setattr(training._Run, "advance", interrupted)
+    result = run("train-sorter", *TINY)
+    assert result.exit_code == 130
+    assert "Stopped after step 3. Its state is in set.safetensors.run: go on with --resume." in result.output
+    monkeypatch.setattr(training._Run, "advance", advance)
+    fails(run("train-sorter", *TINY, "--lr", "0.5", "--resume"), "`config` must be that of the run to resume: lr was")
+    assert run("train-sorter", "--resume", "--quiet").exit_code == 0
+    resumed = (tmp_path / "set.safetensors").read_bytes()
+    assert run("train-sorter", *TINY, "--overwrite").exit_code == 0
+    assert (tmp_path / "set.safetensors").read_bytes() == resumed
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--distribution", "gaussian=1"], "`distribution` must be one of uniform, normal,"),
+        (["--distribution", "normal=many"], "`distribution` must be NAME=WEIGHT with a weight of at least 0"),
+        (["--sorter", "quick"], "'quick' is not one of 'cnn', 'lstm',"),
+        (["--sorter-config", "hidden"], "'hidden' is not NAME=VALUE, for example hidden=64."),
+        (["--sorter-config", "wings=2"], "`config of the set sorter` must be one of"),
+        (["--max-time", "soon"], "'soon' is not a time. Write seconds, or 90s, 30m, 2h."),
+        (["--mixture", "2019", "--distribution", "normal=1"], "Give either --mixture or --distribution, not both."),
+        (["--steps", "0"], "`steps` must be a whole number of at least 1, got 0."),
+        (
+            ["--scores-file", "no.csv"],
+            "`path` must be a file of scores (.npy or .csv), got 'no.csv': no such file.",
+        ),
+        (["--resume"], "`resume` needs the state of an unfinished run at set.safetensors.run: no such file."),
+        (["--speed", "9"], "No such option"),
+    ],
+)
+def test_mistakes_of_train(run, args, message):
+    fails(run("train-sorter", "--quiet", *args), message)
+
+
+def test_list_sorters(run):
+    result = run("list-sorters")
+    assert result.exit_code == 0
+    names = [card.name for card in sodeep.list_sorters()]
+    assert [line.split()[0] for line in result.output.splitlines()] == names or ["No"]
+    cards = json.loads(run("list-sorters", "--json").output)
+    assert [c["name"] for c in cards] == [c.name for c in sodeep.list_sorters()]
+
+
+def test_evaluate_sorter(run, trained, tmp_path):
+    result = run(
+        "evaluate-sorter",
+        trained,
+        "--lengths",
+        10,
+        "--lengths",
+        30,
+        "--lists",
+        4,
+        "--json",
+        "e.json",
+        "--picture",
+        "p.png",
+        "--no-baselines",
+    )
+    assert result.exit_code == 0, result.output
+    assert "n=10" in result.output
+    figures = json.loads((tmp_path / "e.json").read_text())
+    assert figures["results"][0]["errors"].keys() == {"10", "30"}
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_evaluate_fixed_length(run):
+    assert run("train-sorter", *TINY, "--sorter", "mlp", "--seq-len", 6, "--sorter-config", "hidden=8").exit_code == 0
+    result = run("evaluate-sorter", "mlp.safetensors", "--lengths", 7)
+    fails(result, "7 is not the length 6 this mlp sorter was built for.")
+    result = run("evaluate-sorter", "mlp.safetensors", "--lists", 4, "--no-baselines", "--json", "-")
+    assert json.loads(result.stdout)["n"] == 6
+
+
+def test_evaluate_missing(run):
+    fails(run("evaluate-sorter", "nothing.safetensors"), "nothing.safetensors")
+
+
+def test_import_sorter_refuses_to_overwrite(run, trained):
+    fails(run("import-sorter", "old.pth", trained), "`out` set.safetensors exists.")
+    fails(run("import-sorter", "old.pth", "new.safetensors"), "old.pth")
+
+
+def test_version(run):
+    assert run("--version").output.strip() == f"sodeep, version {sodeep.__version__}"

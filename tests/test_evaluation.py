@@ -1,0 +1,113 @@
+"""Measures of a rank function, against plain loops and rank functions whose figures are known."""
+
+import itertools
+
+import pytest
+import torch
+
+import sodeep
+from sodeep import evaluation
+from sodeep.evaluation import climb, gradient_agreement, gradient_health, inversions, rank_error, relative
+
+
+def test_rank_error_against_a_loop(generator):
+    scores = torch.randn(5, 20, generator=generator)
+
+    def off(s):
+        return sodeep.exact_rank(s) + torch.arange(20.0) / 10
+
+    expected = sum(i / 10 for i in range(20)) / 20 / 20
+    assert rank_error(off, scores) == pytest.approx(expected)
+    assert rank_error(off, scores[0]) == pytest.approx(expected)
+
+
+def test_a_constant_has_a_quarter():
+    scores = torch.randn(50, 1000)
+    assert rank_error(lambda s: torch.full_like(s, 500.5), scores) == pytest.approx(0.25)
+
+
+def test_inversions_against_a_loop(generator):
+    scores, ranks = torch.randn(4, 15, generator=generator), torch.randn(4, 15, generator=generator)
+    wrong = 0
+    for row, given in zip(scores.tolist(), ranks.tolist(), strict=True):
+        order = sorted(range(15), key=lambda i: -row[i])
+        wrong += sum(given[a] > given[b] for a, b in itertools.pairwise(order))
+    assert inversions(lambda s: ranks, scores) == pytest.approx(wrong / (4 * 14))
+
+
+def test_tied_neighbours_are_not_inverted():
+    scores = torch.tensor([1.0, 2.0, 2.0])
+    assert inversions(lambda s: torch.tensor([3.0, 2.0, 1.0]), scores) == 0.0
+    assert inversions(sodeep.exact_rank, torch.zeros(5)) == 0.0
+
+
+def test_smoothed_gradient_against_finite_differences(generator):
+    """The closed form is the gradient of the mean exact loss under noise, estimated with antithetic draws."""
+    n, noise = 6, 0.3
+    scores = torch.randn(1, n, generator=generator, dtype=torch.float64)
+    target = sodeep.exact_rank(torch.randn(1, n, generator=generator, dtype=torch.float64))
+    draws = torch.randn(200_000, n, generator=generator, dtype=torch.float64)
+    step = noise * scores.std(correction=0)
+    up, down = ((sodeep.exact_rank(scores + s * step * draws) - target).square().sum(-1, True) for s in (1, -1))
+    estimate = ((up - down) * draws).mean(0)
+    closed = evaluation.smoothed_gradient(scores, target, noise)[0]
+    assert torch.cosine_similarity(closed, estimate, dim=0) > 0.999
+
+
+def test_agreement(generator):
+    scores = torch.randn(3, 12, generator=generator, dtype=torch.float64)
+    target = sodeep.exact_rank(torch.randn(3, 12, generator=generator, dtype=torch.float64))
+    aligned = evaluation.smoothed_gradient(scores, target)
+
+    def with_gradient(gradient):
+        """A rank function whose loss has this gradient: the loss is the mean of (rank - target)^2 / n^2."""
+        off = torch.ones_like(scores)  # its values are all one rank off
+        return lambda s: target + off + (s - s.detach()) * gradient
+
+    assert gradient_agreement(with_gradient(aligned), scores, target) == pytest.approx(1.0)
+    assert gradient_agreement(with_gradient(-aligned), scores, target) == pytest.approx(-1.0)
+
+
+def test_health():
+    scores, target = torch.randn(2, 10), torch.arange(1.0, 11).expand(2, 10)
+    assert gradient_health(lambda s: s * 0, scores, target) == (1.0, 0.0)
+    assert gradient_health(lambda s: s * float("nan"), scores, target) == (0.0, 1.0)
+    assert gradient_health(sodeep.laplace_rank, scores, target) == (0.0, 0.0)
+
+
+def test_climb_orders_rank_functions_and_repeats():
+    smooth, sharp = (climb(relative(sodeep.laplace_rank, tau), lists=8)[30] for tau in (0.3, 0.01))
+    assert smooth > sharp
+    assert climb(sodeep.laplace_rank, lists=8) == climb(sodeep.laplace_rank, lists=8)
+    assert climb(sodeep.laplace_rank, lists=8, steps=(1, 2)).keys() == {1, 2}
+
+
+def test_relative_handles_constant_lists():
+    ranks = relative(sodeep.sigmoid_rank, 0.1)(torch.full((5,), 3.0))
+    torch.testing.assert_close(ranks, torch.full((5,), 3.0))
+
+
+def test_evaluate_and_report():
+    results = [
+        evaluation.evaluate(fn, name, lengths=(10, 30), n=30, lists=8, distributions=("normal", "clusters"))
+        for name, fn in {
+            "mine": sodeep.laplace_rank,
+            "laplace std/2": relative(sodeep.laplace_rank, 0.5),
+            "laplace std/50": relative(sodeep.laplace_rank, 1 / 50),
+        }.items()
+    ]
+    assert results[0].errors.keys() == {10, 30}
+    assert results[0].by_distribution.keys() == {"normal", "clusters"}
+    assert results[0].bad_gradient == 0.0
+    rival = evaluation.equal_climb(results)
+    assert rival is results[1]  # the sharp one climbs less
+    text = evaluation.report(results, 30)
+    assert "mine" in text
+    assert "clusters *" in text
+    assert "laplace std/2 (equal climb)" in text
+
+
+@pytest.mark.parametrize("n", [1, 2.0])
+def test_bad_climb(n):
+    with pytest.raises(ValueError, match=f"^`n` must be a whole number of at least 2, got {n}.$"):
+        climb(sodeep.laplace_rank, n=n)

@@ -1,0 +1,73 @@
+"""The package as a whole: what importing it does, and the order of its modules."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import sodeep
+
+PACKAGE = Path(sodeep.__file__).parent
+
+ORDER = [
+    "_checks",
+    "_precision",
+    "_lists",
+    "_lists",
+    "ranks",
+    "generators",
+    "sorters",
+    "checkpoint",
+    "metrics",
+    "evaluation",
+    "pictures",
+    "training",
+    "losses._common",
+    "losses",
+    "cli",
+]
+"""A module imports only what stands before it."""
+
+
+def imports(path):
+    """Names of the modules of this package that the file at `path` imports, at the top or inside a function."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "sodeep":
+            yield from ([f"{node.module}.{a.name}" for a in node.names] if node.module == "sodeep" else [node.module])
+        elif isinstance(node, ast.Import):
+            yield from (a.name for a in node.names if a.name.startswith("sodeep."))
+
+
+def module_name(path):
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
+
+
+def place(name):
+    while name not in ORDER:
+        assert "." in name, f"{name} has no place in ORDER"
+        name = name.rpartition(".")[0]
+    return ORDER.index(name)
+
+
+def test_imports_go_downward_only():
+    for path in PACKAGE.rglob("*.py"):
+        name = module_name(path)
+        if name in ("__init__", "cli") or "pretrained" in name:
+            continue
+        for imported in imports(path):
+            inner = imported.removeprefix("sodeep.")
+            if (PACKAGE / (inner.replace(".", "/") + ".py")).exists() or (PACKAGE / inner.replace(".", "/")).is_dir():
+                assert place(inner) <= place(name), f"{name} imports {imported}"
+
+
+def test_import_is_light_and_silent():
+    heavy = ["matplotlib", "tensorboard", "sklearn", "torch.utils.tensorboard", "pandas"]
+    code = f"import sys, sodeep; print([m for m in {heavy!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    assert done.stderr == ""
+
+
+def test_names_are_exported():
+    for name in sodeep.__all__:
+        assert getattr(sodeep, name) is not None

@@ -1,0 +1,188 @@
+"""Batches of P classes with K samples."""
+
+from __future__ import annotations
+
+import collections
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from sodeep.samplers import BalancedBatchSampler
+
+SIZES = [40, 3, 11, 5, 1, 7, 20]
+LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(7), SIZES))
+
+
+def refuses(error: type[Exception], message: str):
+    return pytest.raises(error, match=f"^{re.escape(message)}$")
+
+
+@pytest.mark.parametrize(("p", "k"), [(2, 2), (3, 4), (7, 5), (5, 3)])
+def test_batches_hold_p_classes_with_k_samples(p, k):
+    sampler = BalancedBatchSampler(LABELS, p, k)
+    batches = list(sampler)
+    assert len(batches) == len(sampler) == max(sum(SIZES) // (p * k), 1)
+    for batch in batches:
+        counts = collections.Counter(LABELS[batch].tolist())
+        assert list(counts.values()) == [k] * p
+        for label in counts:
+            # no sample twice unless the class is too small, and then as evenly as can be
+            drawn = collections.Counter(i for i in batch if LABELS[i] == label)
+            assert len(drawn) == min(k, SIZES[label])
+            assert max(drawn.values()) - min(drawn.values()) <= 1
+
+
+@pytest.mark.parametrize(("p", "k"), [(2, 2), (3, 4), (5, 2)])
+def test_an_epoch_shows_classes_and_samples_evenly(p, k):
+    sampler = BalancedBatchSampler(LABELS, p, k, num_batches=23)
+    for _ in range(3):
+        drawn = np.concatenate(list(sampler))
+        classes = collections.Counter(LABELS[drawn].tolist())
+        assert len(classes) == 7
+        assert max(classes.values()) - min(classes.values()) in (0, k)
+        for label in range(7):
+            samples = [np.sum(drawn == i) for i in np.flatnonzero(label == LABELS)]
+            assert max(samples) - min(samples) <= 1
+
+
+def test_small_classes_may_be_dropped():
+    sampler = BalancedBatchSampler(LABELS, 2, 4, small_classes="drop")
+    assert len(sampler) == (sum(SIZES) - 3 - 1) // 8
+    drawn = np.concatenate(list(sampler))
+    assert set(LABELS[drawn].tolist()) == {0, 2, 3, 5, 6}
+
+
+def test_an_epoch_is_a_function_of_seed_and_number():
+    sampler = BalancedBatchSampler(LABELS, 3, 2, seed=5)
+    epochs = [list(sampler) for _ in range(3)]
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+    again = BalancedBatchSampler(LABELS, 3, 2, seed=5)
+    again.set_epoch(2)
+    assert list(again) == epochs[2]
+    again.set_epoch(1)
+    assert list(again) == epochs[1]
+    assert list(again) == epochs[2]
+    assert list(BalancedBatchSampler(LABELS, 3, 2, seed=6)) != epochs[0]
+
+
+def test_the_state_of_global_generators_is_left_alone():
+    torch.manual_seed(0)
+    state = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    list(BalancedBatchSampler(LABELS, 3, 2))
+    assert torch.equal(torch.get_rng_state(), state[0])
+    np.testing.assert_array_equal(np.random.get_state()[1], state[1])  # noqa: NPY002
+
+
+def test_processes_have_different_classes_in_every_step():
+    samplers = [BalancedBatchSampler(LABELS, 2, 3, num_replicas=3, rank=rank) for rank in range(3)]
+    assert [len(sampler) for sampler in samplers] == [sum(SIZES) // 18] * 3
+    for _ in range(2):
+        for step in zip(*samplers, strict=True):
+            assert [len(batch) for batch in step] == [6, 6, 6]
+            assert len({int(label) for batch in step for label in LABELS[batch]}) == 6
+    single = list(BalancedBatchSampler(LABELS, 6, 3, num_batches=4))
+    parts = zip(*(BalancedBatchSampler(LABELS, 2, 3, num_batches=4, num_replicas=3, rank=r) for r in range(3)))  # noqa: B905
+    assert [[index for batch in step for index in batch] for step in parts] == single
+
+
+def test_every_form_of_labels_gives_the_same_batches():
+    expected = list(BalancedBatchSampler(LABELS, 3, 2))
+    for labels in (
+        LABELS.tolist(),
+        torch.from_numpy(LABELS),
+        torch.from_numpy(LABELS)[:, None],
+        LABELS.astype(np.float32),
+        [f"class {label}" for label in LABELS],
+        LABELS + 10**12,
+    ):
+        assert list(BalancedBatchSampler(labels, 3, 2)) == expected
+
+
+def test_data_loader():
+    data = torch.utils.data.TensorDataset(torch.arange(len(LABELS)), torch.from_numpy(LABELS))
+    sampler = BalancedBatchSampler(LABELS, 4, 3)
+    loader = torch.utils.data.DataLoader(data, batch_sampler=sampler)
+    assert len(loader) == len(sampler)
+    epochs = [[indices.tolist() for indices, _ in loader] for _ in range(2)]
+    sampler.set_epoch(0)
+    assert epochs == [list(sampler), list(sampler)]
+
+
+ERRORS = {
+    "P": (
+        ValueError,
+        lambda: BalancedBatchSampler(LABELS, 1, 2),
+        "`classes_per_batch` must be a whole number of at least 2, got 1.",
+    ),
+    "K": (
+        ValueError,
+        lambda: BalancedBatchSampler(LABELS, 2, 1),
+        "`samples_per_class` must be a whole number of at least 2, got 1.",
+    ),
+    "few": (
+        ValueError,
+        lambda: BalancedBatchSampler(LABELS, 8, 2),
+        "`labels` must have at least classes_per_batch * num_replicas = 8 classes, got 7. Lower classes_per_batch.",
+    ),
+    "few processes": (
+        ValueError,
+        lambda: BalancedBatchSampler(LABELS, 2, 2, num_replicas=4),
+        "`labels` must have at least classes_per_batch * num_replicas = 8 classes, got 7. Lower classes_per_batch.",
+    ),
+    "few large": (
+        ValueError,
+        lambda: BalancedBatchSampler(LABELS, 3, 11, small_classes="drop", num_replicas=2),
+        "`labels` must have at least classes_per_batch * num_replicas = 6 classes with 11 samples or more, got 3. "
+        "Lower classes_per_batch.",
+    ),
+    "small_classes": (
+        ValueError,
+        lambda: BalancedBatchSampler(LABELS, 2, 2, small_classes="keep"),
+        "`small_classes` must be one of repeat, drop, got 'keep'.",
+    ),
+    "rank": (
+        ValueError,
+        lambda: BalancedBatchSampler(LABELS, 2, 2, num_replicas=2, rank=2),
+        "`rank` must be a whole number from 0 to 1, got 2.",
+    ),
+    "batches": (
+        ValueError,
+        lambda: BalancedBatchSampler(LABELS, 2, 2, num_batches=0),
+        "`num_batches` must be a whole number of at least 1, got 0.",
+    ),
+    "seed": (
+        ValueError,
+        lambda: BalancedBatchSampler(LABELS, 2, 2, seed=-1),
+        "`seed` must be a whole number of at least 0, got -1.",
+    ),
+    "multi-hot": (
+        ValueError,
+        lambda: BalancedBatchSampler(torch.eye(4), 2, 2),
+        "`labels` must have shape (n,), one label a sample, got shape (4, 4).",
+    ),
+    "nan": (
+        ValueError,
+        lambda: BalancedBatchSampler([0.0, float("nan")], 2, 2),
+        "`labels` must not be NaN, got 1 NaN of 2 labels, the first at index 1. "
+        "NaN equals nothing, not even itself: drop those rows.",
+    ),
+    "kind": (
+        TypeError,
+        lambda: BalancedBatchSampler([0, "a"], 2, 2),
+        "`labels` must be numbers or strings, of one kind (a tensor, an array or a list), got [0, 'a'].",
+    ),
+    "epoch": (
+        ValueError,
+        lambda: BalancedBatchSampler(LABELS, 2, 2).set_epoch(-1),
+        "`epoch` must be a whole number of at least 0, got -1.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors(case):
+    error, call, message = ERRORS[case]
+    with refuses(error, message):
+        call()

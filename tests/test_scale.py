@@ -1,0 +1,411 @@
+"""The gradient of the full batch by chunks, and the rows of all processes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from scipy import stats
+from torch import Tensor, nn
+
+from sodeep.losses.embedding import CrossModalLoss, EmbeddingLoss
+from sodeep.scale import gather, multistage_backward
+
+
+def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def listwise(scores: Tensor, relevant: Tensor) -> Tensor:
+    """A loss that does not split over a batch: a log of sums over the whole list."""
+    scores = scores / 0.2
+    return (scores.logsumexp(-1) - scores.masked_fill(~relevant, -1e4).logsumexp(-1)).mean()
+
+
+def encoder(*extra: nn.Module, seed: int = 0) -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(6, 8), *extra, nn.Tanh(), nn.Linear(8, 4)).double()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / 2)
+    return model
+
+
+def grads(model: nn.Module) -> list[Tensor]:
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def refuses(error: type[Exception], message: str):
+    return pytest.raises(error, match=f"^{re.escape(message)}$")
+
+
+# multistage_backward
+
+X = randn(7, 6)
+LABELS = torch.tensor([0, 1, 0, 2, 1, 2, 0])
+
+
+def loss(embeddings: Tensor) -> Tensor:
+    return EmbeddingLoss(listwise)(embeddings, LABELS)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2, 3, 6, 7, 100])
+def test_gradient_is_the_one_of_plain_backward(chunk_size):
+    plain, chunked = encoder(), encoder()
+    x, y = X.clone().requires_grad_(), X.clone().requires_grad_()
+    expected = loss(plain(x))
+    expected.backward()
+    value = multistage_backward(chunked, y, loss, chunk_size=chunk_size)
+    torch.testing.assert_close(value, expected.detach())
+    assert not value.requires_grad
+    torch.testing.assert_close(grads(chunked), grads(plain))
+    torch.testing.assert_close(y.grad, x.grad)
+    # again: gradients accumulate
+    multistage_backward(chunked, X, loss, chunk_size=chunk_size)
+    torch.testing.assert_close(grads(chunked), [2 * grad for grad in grads(plain)])
+
+
+def test_parameters_of_the_loss_get_their_gradient():
+    model, scale = encoder(), torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    multistage_backward(model, X, lambda z: loss(z) * scale, chunk_size=3)
+    torch.testing.assert_close(scale.grad, loss(model(X)).detach())
+
+
+def test_memory_is_that_of_a_chunk():
+    alive = peak = 0
+
+    class Counted(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            nonlocal alive, peak
+            alive += len(x)
+            peak = max(peak, alive)
+            ctx.rows = len(x)
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            nonlocal alive
+            alive -= ctx.rows
+            return grad
+
+    class Layer(nn.Module):
+        def forward(self, x):
+            return Counted.apply(x) if torch.is_grad_enabled() else x
+
+    multistage_backward(encoder(Layer()), X, loss, chunk_size=2)
+    assert (alive, peak) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
+)
+def test_dropout_draws_the_same_masks_twice(device):
+    plain, chunked = encoder(nn.Dropout(0.5)).to(device), encoder(nn.Dropout(0.5)).to(device)
+    x = X.to(device)
+    torch.manual_seed(3)
+    expected = loss(torch.cat([plain(chunk) for chunk in x.split(2)]))
+    expected.backward()
+    after = torch.rand(3, device=device)
+    torch.manual_seed(3)
+    value = multistage_backward(chunked, x, loss, chunk_size=2)
+    torch.testing.assert_close(value, expected.detach())
+    torch.testing.assert_close(grads(chunked), grads(plain))
+    # and what is drawn next is what a single forward pass would have left
+    assert torch.equal(torch.rand(3, device=device), after)
+
+
+def test_a_loss_that_draws_does_not_disturb_the_masks():
+    def noisy(z: Tensor) -> Tensor:
+        return loss(z + 0.1 * torch.randn_like(z))
+
+    plain, chunked = encoder(nn.Dropout(0.5)), encoder(nn.Dropout(0.5))
+    torch.manual_seed(3)
+    noisy(torch.cat([plain(chunk) for chunk in X.split(2)])).backward()
+    torch.manual_seed(3)
+    multistage_backward(chunked, X, noisy, chunk_size=2)
+    torch.testing.assert_close(grads(chunked), grads(plain))
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_batch_norm_updates_its_statistics_once(momentum):
+    plain, chunked = (encoder(nn.BatchNorm1d(8, momentum=momentum)) for _ in range(2))
+    x = randn(8, 6)
+    labels = torch.arange(8) % 3
+    criterion = EmbeddingLoss(listwise)
+    criterion(torch.cat([plain(chunk) for chunk in x.split(4)]), labels).backward()
+    multistage_backward(chunked, x, lambda z: criterion(z, labels), chunk_size=4)
+    torch.testing.assert_close(grads(chunked), grads(plain))
+    torch.testing.assert_close(dict(chunked.named_buffers()), dict(plain.named_buffers()))
+    assert int(chunked[1].num_batches_tracked) == 2
+
+
+def test_layers_whose_buffers_steer_the_forward_pass():
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.utils.parametrizations.spectral_norm(nn.Linear(6, 4)).double()
+
+    plain, chunked = model(), model()
+    loss(torch.cat([plain(chunk) for chunk in X.split(3)])).backward()
+    multistage_backward(chunked, X, loss, chunk_size=3)
+    torch.testing.assert_close(grads(chunked), grads(plain))
+    torch.testing.assert_close(dict(chunked.named_buffers()), dict(plain.named_buffers()))
+
+
+def test_autocast():
+    plain, chunked = encoder().float(), encoder().float()
+    x = X.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = loss(torch.cat([plain(chunk) for chunk in x.split(3)]))
+        expected.backward()
+        value = multistage_backward(chunked, x, loss, chunk_size=3)
+    torch.testing.assert_close(value, expected.detach())
+    for got, right in zip(grads(chunked), grads(plain), strict=True):
+        assert right.abs().max() > 0
+        torch.testing.assert_close(got, right, rtol=0.02, atol=0.02 * float(right.abs().max()))
+
+
+def test_scaled_loss():
+    plain, chunked = encoder(), encoder()
+    (1024 * loss(plain(X))).backward()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    value = multistage_backward(chunked, X, lambda z: scaler.scale(loss(z)), chunk_size=2)
+    torch.testing.assert_close(value, 1024 * loss(plain(X)).detach())
+    torch.testing.assert_close(grads(chunked), grads(plain))
+
+
+class TwoTowers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.image, self.text = encoder(seed=1), encoder(seed=2)
+
+    def forward(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
+        return self.image(image), self.text(text)
+
+
+@pytest.mark.parametrize("kind", ["tuple", "list", "dict", "nested"])
+def test_inputs_and_embeddings_of_several_parts(kind):
+    image, text = randn(5, 6, seed=1), randn(5, 6, seed=2)
+    criterion = CrossModalLoss(listwise)
+    plain, chunked = TwoTowers(), TwoTowers()
+    expected = criterion(*plain(image, text))
+    expected.backward()
+    inputs = {
+        "tuple": (image, text),
+        "list": [image, text],
+        "dict": {"text": text, "image": image},
+        "nested": ({"both": (image, text)},),
+    }[kind]
+    call = (lambda parts: chunked(*parts["both"])) if kind == "nested" else chunked
+    value = multistage_backward(call, inputs, criterion, chunk_size=2)
+    torch.testing.assert_close(value, expected.detach())
+    torch.testing.assert_close(grads(chunked), grads(plain))
+
+
+def test_an_embedding_that_the_loss_does_not_use():
+    model = TwoTowers()
+    multistage_backward(model, (X, X), lambda image, _: loss(image), chunk_size=3)
+    plain = TwoTowers()
+    loss(plain.image(X)).backward()
+    torch.testing.assert_close(grads(model.image), grads(plain.image))
+    for grad in grads(model.text):
+        assert torch.equal(grad, torch.zeros_like(grad))
+
+
+def test_several_embeddings_a_row():
+    plain, chunked = encoder(), encoder()
+    labels = torch.arange(7).repeat_interleave(2)
+
+    def criterion(z: Tensor) -> Tensor:
+        return EmbeddingLoss(listwise)(z.reshape(-1, 2), labels)
+
+    criterion(plain(X).reshape(-1, 2)).backward()
+    multistage_backward(lambda x: chunked(x).reshape(-1, 2), X, criterion, chunk_size=3)
+    torch.testing.assert_close(grads(chunked), grads(plain))
+
+
+ERRORS = {
+    "chunk_size": (ValueError, (X, loss, 0), "`chunk_size` must be a whole number of at least 1, got 0."),
+    "not a tensor": (
+        TypeError,
+        (("a", "b"), loss, 2),
+        "`inputs` must be a tensor, or a tuple, list or mapping of tensors, got 'a' in it. "
+        "Put what is not cut into chunks into the encoder: functools.partial.",
+    ),
+    "rows": (
+        ValueError,
+        ((X, X[:3]), loss, 2),
+        "`inputs` must be tensors with one and the same number of rows, got shapes [(7, 6), (3, 6)].",
+    ),
+    "no rows": (
+        ValueError,
+        (X[:0], loss, 2),
+        "`inputs` must be tensors with one and the same number of rows, got shapes [(0, 6)].",
+    ),
+    "no tensors": (
+        ValueError,
+        ({}, loss, 2),
+        "`inputs` must be tensors with one and the same number of rows, got shapes [].",
+    ),
+    "scalar inputs": (
+        ValueError,
+        (torch.tensor(1.0), loss, 2),
+        "`inputs` must be tensors with one and the same number of rows, got shapes [()].",
+    ),
+    "not a scalar": (
+        ValueError,
+        (X, lambda z: z, 2),
+        "`loss` must return a scalar tensor, got a tensor of shape (7, 4) and dtype float64. Reduce it: value.mean().",
+    ),
+    "a number": (
+        ValueError,
+        (X, lambda z: 1.0, 10),
+        "`loss` must return a scalar tensor, got 1.0. Reduce it: value.mean().",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors(case):
+    error, (inputs, criterion, chunk_size), message = ERRORS[case]
+    with refuses(error, message):
+        multistage_backward(encoder(), inputs, criterion, chunk_size=chunk_size)
+
+
+def test_an_encoder_that_returns_no_tensor():
+    with refuses(TypeError, "`encoder` must return a tensor or a tuple of tensors, got ('z',)."):
+        multistage_backward(lambda x: ("z",), X, loss, chunk_size=2)
+
+
+# gather
+
+
+def test_one_process_gets_its_rows_back():
+    x = torch.ones(3, 2, requires_grad=True)
+    assert gather(x) is x
+
+
+def test_gather_errors():
+    with refuses(TypeError, "`embeddings` must be a torch.Tensor, got list."):
+        gather([1.0])
+    with refuses(
+        ValueError, "`embeddings` must have an axis of rows, got shape (). Give it one: embeddings.unsqueeze(0)."
+    ):
+        gather(torch.tensor(1.0))
+
+
+CUTS = {0: slice(0, 5), 1: slice(5, 7)}
+"""The rows of X on each process: unequal on purpose."""
+
+
+def _spearman(pred: Tensor, target: Tensor) -> float:
+    return float(stats.spearmanr(pred.numpy(), target.numpy()).statistic)
+
+
+def _worker(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/store", 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    mine = CUTS[rank]
+    results: dict[str, object] = {}
+
+    # H10
+    pred = torch.tensor([[1.0, 2.0], [3.0, 4.0]])[rank]
+    target = torch.tensor([[3.0, 4.0], [1.0, 2.0]])[rank]
+    results["pred"], results["target"] = gather(pred), gather(target)
+    results["rho"] = _spearman(gather(pred), gather(target))
+
+    for dtype in (torch.int64, torch.int32, torch.uint8, torch.bool, torch.float32, torch.bfloat16):
+        rows = (LABELS % 2)[mine].to(dtype)
+        results[str(dtype)] = torch.equal(gather(rows), (LABELS % 2).to(dtype))
+    results["transposed"] = torch.equal(gather(X.T.contiguous().T[mine]), X)
+    results["empty"] = gather(X[:3] if rank == 0 else X[:0])
+    results["all empty"] = gather(X[:0]).shape
+
+    # a leaf: backward adds up the two processes
+    leaf = X[mine].clone().requires_grad_()
+    (gather(leaf).square().sum() * (rank + 1)).backward()
+    results["leaf"] = leaf.grad
+
+    # DDP, plain and by chunks
+    for name in ("ddp", "option", "strings", "multistage", "cross-modal"):
+        model = nn.parallel.DistributedDataParallel(encoder())
+        x, labels = X[mine], LABELS[mine]
+        if name == "multistage":
+            value = multistage_backward(
+                model, x, lambda z, labels=labels: EmbeddingLoss(listwise)(gather(z), gather(labels)), chunk_size=2
+            )
+        else:
+            z = model(x)
+            value = {
+                "ddp": lambda: EmbeddingLoss(listwise)(gather(z), gather(labels)),
+                "option": lambda: EmbeddingLoss(listwise, gather=True)(z, labels),
+                "strings": lambda: EmbeddingLoss(listwise, gather=True)(z, [f"class {y}" for y in labels.tolist()]),
+                "cross-modal": lambda: CrossModalLoss(listwise, gather=True)(z, z.flip(1)),
+            }[name]()
+            value.backward()
+        results[name] = value.detach(), grads(model)
+
+    for name, bad in (("shape", X[mine, : 3 + rank]), ("axes", X[mine][..., None] if rank else X[mine])):
+        try:
+            gather(bad)
+        except ValueError as error:
+            results[name] = str(error)
+    try:
+        gather(X[mine].float() if rank else X[mine])
+    except ValueError as error:
+        results["dtype"] = str(error)
+
+    torch.save(results, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory) -> list[dict]:
+    folder: Path = tmp_path_factory.mktemp("gloo")
+    mp.spawn(_worker, args=(str(folder),), nprocs=2)
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+def test_h10_the_gathered_rho_is_the_global_one(two_processes):
+    for results in two_processes:
+        assert results["pred"].tolist() == [1, 2, 3, 4]
+        assert results["target"].tolist() == [3, 4, 1, 2]
+        np.testing.assert_allclose(results["rho"], -0.6, atol=1e-12)
+
+
+def test_rows_come_in_process_order_in_every_dtype_and_layout(two_processes):
+    for results in two_processes:
+        for dtype in ("int64", "int32", "uint8", "bool", "float32", "bfloat16"):
+            assert results[f"torch.{dtype}"]
+        assert results["transposed"]
+        assert torch.equal(results["empty"], X[:3])
+        assert results["all empty"] == (0, 6)
+
+
+def test_the_gradient_of_a_leaf_is_the_sum_over_processes(two_processes):
+    for rank, results in enumerate(two_processes):
+        torch.testing.assert_close(results["leaf"], (1 + 2) * 2 * X[CUTS[rank]])
+
+
+@pytest.mark.parametrize("name", ["ddp", "option", "strings", "multistage", "cross-modal"])
+def test_value_and_gradient_under_ddp_are_those_of_one_process(two_processes, name):
+    model = encoder()
+    z = model(X)
+    value = CrossModalLoss(listwise)(z, z.flip(1)) if name == "cross-modal" else loss(z)
+    value.backward()
+    for results in two_processes:
+        torch.testing.assert_close(results[name], (value.detach(), grads(model)))
+
+
+def test_what_does_not_fit_is_refused_on_every_process(two_processes):
+    start = "`embeddings` must have one dtype and the same axes after the rows on every process, got shapes "
+    for results in two_processes:
+        assert results["shape"] == start + "[(5, 3), (2, 4)] and [64, 64] bits, process 0 first."
+        assert results["axes"] == start + "[(5, 6), (2, 6, 1)] and [64, 64] bits, process 0 first."
+        assert results["dtype"] == start + "[(5, 6), (2, 6)] and [64, 32] bits, process 0 first."

@@ -1,0 +1,566 @@
+import copy
+import io
+import math
+import pickle
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sodeep.sorters import SORTERS, Sorter, build_sorter, double_backward, standardise
+
+LENGTH = 40  # the cnn takes lists of 37 and more
+RECURRENT = [name for name in SORTERS if name.startswith(("lstm", "gru"))]
+LENGTH_FREE = ["gru", "gru-sum", "set"]
+FIXED = [name for name in SORTERS if name not in LENGTH_FREE]
+SMALL = {
+    "lstm": {"hidden": 8},
+    "lstm-large": {"hidden": 8},
+    "gru": {"hidden": 8, "layers": 2},
+    "gru-proj": {"hidden": 8, "layers": 2},
+    "mlp": {"hidden": 32},
+}
+every_sorter = pytest.mark.parametrize("name", SORTERS)
+
+
+def whole(message: str) -> str:
+    """A pattern that matches exactly `message`."""
+    return f"^{re.escape(message)}$"
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=generator(seed), dtype=torch.float64).to(dtype)
+
+
+def small_sorter(name: str, **config: object) -> Sorter:
+    """A sorter of few weights whose output depends on all of them (some of them start at zero)."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        sorter = build_sorter(name, seq_len=LENGTH, **SMALL.get(name, {}), **config)
+        with torch.no_grad():
+            for weight in sorter.parameters():
+                weight.add_(0.05 * torch.randn_like(weight))
+        return sorter
+
+
+def spearman(sorter: Sorter, scores: Tensor, target: Tensor) -> Tensor:
+    """A plain Spearman loss: what sorters are for."""
+    ranks = 1 + (target.unsqueeze(-2) > target.unsqueeze(-1)).sum(-1)
+    return ((sorter(scores) - ranks) / scores.shape[-1]).square().mean()
+
+
+# ---- the published networks ----
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("cnn", 1_444_725),
+        ("lstm", 3_089_508),
+        ("lstm-large", 18_649_188),
+        ("lstm-end", 903_000),
+        ("gru", 100_800),
+        ("gru-proj", 4_142_948),
+        ("gru-sum", 168),
+        ("mlp", 4_608_100),
+    ],
+)
+def test_parameter_counts_are_the_published_ones(name: str, count: int) -> None:
+    with torch.device("meta"):
+        sorter = build_sorter(name, seq_len=100)
+    assert sum(weight.numel() for weight in sorter.parameters()) == count
+
+
+@pytest.mark.parametrize("name", ["lstm", "lstm-large", "gru-proj"])
+def test_dense_head_is_the_convolution_of_the_paper(name: str) -> None:
+    sorter = small_sorter(name, normalize=False).double()
+    scores = normal(3, LENGTH, dtype=torch.float64)
+    x = torch.sigmoid(scores / 2 + 1) if name == "gru-proj" else scores
+    states, _ = sorter.rnn(x.unsqueeze(-1))
+    ranks = nn.functional.conv1d(states, sorter.head.weight, sorter.head.bias).squeeze(-1)
+    ranks = torch.sigmoid(ranks) if name == "gru-proj" else ranks
+    torch.testing.assert_close(sorter(scores), LENGTH * ranks)
+
+
+def test_item_head_and_sum_head_take_any_length() -> None:
+    for head in ("item", "sum"):
+        sorter = small_sorter("lstm", head=head)
+        assert sorter.seq_len is None
+        for n in (1, 2, 17):
+            assert sorter(normal(2, n)).shape == (2, n)
+
+
+# ---- the contract of a rank function ----
+
+
+@every_sorter
+def test_rebuilds_from_its_name_and_config(name: str) -> None:
+    sorter = small_sorter(name)
+    again = build_sorter(sorter.name, **sorter.config)
+    again.load_state_dict(sorter.state_dict())
+    assert again.config == sorter.config
+    torch.testing.assert_close(again.eval()(normal(2, LENGTH)), sorter.eval()(normal(2, LENGTH)), rtol=0, atol=0)
+
+
+@every_sorter
+@pytest.mark.parametrize("batch", [(), (3,), (2, 3), (0,)])
+def test_any_leading_shape(name: str, batch: tuple[int, ...]) -> None:
+    sorter = small_sorter(name).eval()
+    scores = normal(*batch, LENGTH)
+    ranks = sorter(scores)
+    assert ranks.shape == scores.shape
+    rows = [sorter(row) for row in scores.reshape(-1, LENGTH)]
+    if rows:
+        torch.testing.assert_close(ranks.reshape(-1, LENGTH), torch.stack(rows), rtol=1e-4, atol=1e-4)
+
+
+@every_sorter
+def test_non_contiguous_scores(name: str) -> None:
+    sorter = small_sorter(name).eval()
+    scores = normal(LENGTH, 3).T
+    torch.testing.assert_close(sorter(scores), sorter(scores.contiguous()))
+
+
+@every_sorter
+def test_shift_and_scale_change_nothing(name: str) -> None:
+    sorter = small_sorter(name).eval().double()
+    scores = normal(3, LENGTH, dtype=torch.float64)
+    expected = sorter(scores)
+    for other in (1000 + scores, 1e-3 * scores, 1e4 * (1000 + scores), 1e300 * scores, 1e-300 * scores):
+        torch.testing.assert_close(sorter(other), expected, rtol=0, atol=1e-6)
+
+
+def test_large_offset_small_spread() -> None:
+    sorter = build_sorter("set").freeze()
+    scores = torch.tensor([1000.1, 1000.4, 1000.2, 1000.3], dtype=torch.float64)
+    expected = torch.tensor([4.0, 1.0, 3.0, 2.0], dtype=torch.float64)
+    answers = [sorter(s) for s in (scores, scores - 1000, 0.001 * (scores - 1000), 1e4 * scores)]
+    for answer in answers:
+        torch.testing.assert_close(answer, expected, rtol=0, atol=0.2)
+        torch.testing.assert_close(answer, answers[0], rtol=0, atol=1e-3)
+
+
+@every_sorter
+def test_constant_and_nearly_constant_lists_are_finite(name: str) -> None:
+    sorter = small_sorter(name).freeze()
+    for value in (0.4, 0.0, 1e30, -3e-38):
+        scores = torch.full((2, LENGTH), value, requires_grad=True)
+        ranks = sorter(scores)
+        ranks.square().mean().backward()
+        assert torch.isfinite(ranks).all()
+        assert torch.isfinite(scores.grad).all()
+
+
+def test_constant_list_is_all_ties_for_the_set_sorter() -> None:
+    torch.testing.assert_close(build_sorter("set")(torch.full((7,), 0.1)), torch.full((7,), 4.0))
+    torch.testing.assert_close(build_sorter("set")(torch.tensor([3.0])), torch.tensor([1.0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@every_sorter
+def test_precision(name: str, dtype: torch.dtype) -> None:
+    sorter = small_sorter(name).freeze()
+    scores = normal(2, LENGTH).to(dtype).requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ranks = sorter(scores)
+        loss = ranks.square().mean()
+    loss.backward()
+    assert ranks.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert scores.grad.dtype == dtype
+    torch.testing.assert_close(ranks.float(), sorter(scores.detach().float()), rtol=0, atol=1e-5)
+
+
+@every_sorter
+def test_weights_stay_wide(name: str) -> None:
+    sorter = small_sorter(name).freeze()
+    before = copy.deepcopy(sorter.state_dict())
+    holder = nn.ModuleDict({"loss": sorter, "model": nn.Linear(2, 2)})
+    holder.half().bfloat16()
+    assert holder["model"].weight.dtype == torch.bfloat16
+    for key, tensor in sorter.state_dict().items():
+        torch.testing.assert_close(tensor, before[key], rtol=0, atol=0)
+    assert holder.double()["loss"](normal(2, LENGTH)).dtype == torch.float64
+
+
+def test_long_lists_have_ranks_beyond_half_precision() -> None:
+    scores = (torch.arange(3000) - 1500).div(2048).half()
+    ranks = build_sorter("set").freeze()(scores)
+    expected = torch.arange(3000, 0, -1).float()
+    assert ranks.dtype == torch.float32
+    assert (ranks - expected).abs().mean() < 0.005 * 3000
+
+
+# ---- masks ----
+
+
+@every_sorter
+@pytest.mark.parametrize("padding", [0.0, -1.0, 1e9, math.nan, math.inf])
+def test_masked_items_change_nothing(name: str, padding: float) -> None:
+    sorter = small_sorter(name).freeze()
+    n = 3 * LENGTH // 2
+    order = torch.rand(4, n, generator=generator()).argsort(-1)
+    where = order < LENGTH  # the real items, anywhere in the list
+    sizes = [LENGTH] * 4
+    if name in LENGTH_FREE:
+        sizes = [LENGTH, 5, 0, 1]
+        where = order < torch.tensor(sizes).unsqueeze(-1)
+    values = normal(4, n)
+    scores = torch.where(where, values, padding).requires_grad_()
+    weights = normal(4, n, seed=1)
+    ranks = sorter(scores, where)
+    (ranks * weights).sum().backward()
+    for i, size in enumerate(sizes):
+        real = where[i]
+        torch.testing.assert_close(ranks[i][~real], torch.zeros(n - size), rtol=0, atol=0)
+        torch.testing.assert_close(scores.grad[i][~real], torch.zeros(n - size), rtol=0, atol=0)
+        if size:
+            alone = values[i][real].requires_grad_()
+            expected = sorter(alone)
+            (expected * weights[i][real]).sum().backward()
+            torch.testing.assert_close(ranks[i][real], expected, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(scores.grad[i][real], alone.grad, rtol=1e-3, atol=1e-3)
+
+
+@every_sorter
+def test_all_items_real_is_no_mask(name: str) -> None:
+    sorter = small_sorter(name).freeze()
+    scores = normal(3, LENGTH)
+    everything = torch.ones(LENGTH, dtype=torch.bool)
+    torch.testing.assert_close(sorter(scores, everything), sorter(scores), rtol=1e-5, atol=1e-5)
+
+
+@every_sorter
+def test_no_item_real_is_zero_with_a_graph(name: str) -> None:
+    scores = normal(2, LENGTH).requires_grad_()
+    ranks = small_sorter(name).freeze()(scores, torch.zeros(2, LENGTH, dtype=torch.bool))
+    ranks.sum().backward()
+    torch.testing.assert_close(ranks.detach(), torch.zeros(2, LENGTH), rtol=0, atol=0)
+    torch.testing.assert_close(scores.grad, torch.zeros(2, LENGTH), rtol=0, atol=0)
+
+
+# ---- the set sorter ----
+
+
+def test_set_sorter_is_permutation_equivariant_and_keeps_the_sum_of_ranks() -> None:
+    sorter = small_sorter("set").double()
+    for n in (2, 10, 1000):
+        scores = normal(3, n, dtype=torch.float64)
+        order = torch.randperm(n, generator=generator())
+        ranks = sorter(scores)
+        torch.testing.assert_close(sorter(scores[:, order]), ranks[:, order])
+        torch.testing.assert_close(ranks.sum(-1), torch.full((3,), n * (n + 1) / 2, dtype=torch.float64))
+        torch.testing.assert_close(sorter(-scores), n + 1 - ranks)
+
+
+@pytest.mark.parametrize("n", [10, 100, 1000])
+def test_set_sorter_is_a_soft_rank_before_any_training(n: int) -> None:
+    scores = normal(20, n)
+    exact = 1 + (scores.unsqueeze(-2) > scores.unsqueeze(-1)).sum(-1)
+    assert (build_sorter("set")(scores) - exact).abs().mean() < 0.02 * n
+
+
+def test_set_sorter_has_first_and_second_derivatives() -> None:
+    sorter = small_sorter("set", frequencies=[3, 4], heads=2, hidden=3, condition=4).double().freeze()
+    scores = normal(2, 6, dtype=torch.float64).requires_grad_()
+    where = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
+    assert torch.autograd.gradcheck(sorter, (scores,))
+    assert torch.autograd.gradgradcheck(sorter, (scores,))
+    assert torch.autograd.gradcheck(lambda s: sorter(s, where), (scores,))
+
+
+def test_set_sorter_under_function_transforms() -> None:
+    sorter = small_sorter("set").double().freeze()
+    scores = normal(4, 9, dtype=torch.float64)
+    torch.testing.assert_close(torch.func.vmap(sorter)(scores), sorter(scores))
+    slope = torch.func.grad(lambda s: sorter(s)[0])(scores[0])
+    leaf = scores[0].clone().requires_grad_()
+    torch.testing.assert_close(slope, torch.autograd.grad(sorter(leaf)[0], leaf)[0])
+    torch.testing.assert_close(torch.func.vmap(torch.func.grad(lambda s: sorter(s)[0]))(scores)[0], slope)
+
+
+@pytest.mark.parametrize("name", ["cnn", "mlp", "set"])
+def test_compiles_into_one_graph(name: str) -> None:
+    sorter = small_sorter(name).freeze()
+    compiled = torch.compile(sorter, fullgraph=True, backend="aot_eager")
+    for use in (sorter, compiled):
+        scores = normal(2, LENGTH).requires_grad_()
+        ranks = use(scores)
+        ranks.square().sum().backward()
+        if use is sorter:
+            expected = (ranks, scores.grad)
+    torch.testing.assert_close((ranks, scores.grad), expected, rtol=1e-4, atol=1e-3)
+    if name == "set":
+        where = normal(2, LENGTH) > 0
+        torch.testing.assert_close(compiled(normal(2, LENGTH), where), sorter(normal(2, LENGTH), where))
+
+
+@every_sorter
+def test_double_backward(name: str) -> None:
+    sorter = small_sorter(name)
+    scores = normal(2, LENGTH).requires_grad_()
+    enabled = torch.backends.cudnn.enabled
+    with double_backward():
+        assert not torch.backends.cudnn.enabled
+        ranks = sorter(scores)
+    assert torch.backends.cudnn.enabled == enabled
+    (gradient,) = torch.autograd.grad((ranks * normal(2, LENGTH, seed=1)).sum(), scores, create_graph=True)
+    gradient.square().sum().backward()
+    weight = next(sorter.parameters())
+    assert torch.isfinite(weight.grad).all()
+    assert weight.grad.abs().sum() > 0
+
+
+# ---- frozen ----
+
+
+def three_steps(sorter: Sorter, mode: bool) -> tuple[list[float], list[Tensor]]:
+    """A linear model under a loss that holds `sorter`, one optimiser over both, as users write it."""
+    criterion = nn.Module()
+    criterion.rank_fn = sorter
+    model = nn.Linear(4, 1)
+    with torch.no_grad():
+        model.weight.copy_(normal(1, 4, seed=2))
+        model.bias.zero_()
+    inputs, target = normal(LENGTH, 4, seed=3), normal(LENGTH, seed=4)
+    everything = [*model.parameters(), *criterion.parameters()]
+    optimizer = torch.optim.SGD(everything, lr=0.1, momentum=0.9, weight_decay=0.1)
+    criterion.train(mode)
+    losses, gradients = [], []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = spearman(sorter, model(inputs).squeeze(-1), target)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        gradients.append(model.weight.grad.clone())
+    return losses, gradients
+
+
+@every_sorter
+def test_frozen_sorter_passes_gradients_and_does_not_move(name: str) -> None:
+    sorter = small_sorter(name)
+    spearman(sorter, normal(2, LENGTH), normal(2, LENGTH, seed=1)).backward()  # a left-over gradient
+    sorter.freeze()
+    before = copy.deepcopy(sorter.state_dict())
+    results = [three_steps(sorter, mode) for mode in (True, False)]
+    assert sum(weight.requires_grad for weight in sorter.parameters()) == 0
+    for key, tensor in sorter.state_dict().items():
+        torch.testing.assert_close(tensor, before[key], rtol=0, atol=0)
+    assert results[0][0] == results[1][0]  # the same loss in training and evaluation mode
+    for gradient in results[0][1]:
+        assert torch.isfinite(gradient).all()
+        assert gradient.abs().sum() > 0
+
+
+@every_sorter
+def test_nothing_thaws_a_frozen_sorter_but_unfreeze(name: str) -> None:
+    sorter = small_sorter(name).freeze()
+    before = copy.deepcopy(sorter.state_dict())
+    model = nn.ModuleDict({"head": nn.Linear(2, 2), "loss": sorter})
+    model.requires_grad_(True).train()
+    model.apply(lambda module: [nn.init.zeros_(weight) for weight in module.parameters(recurse=False)])
+    for weight in model.parameters():
+        weight.requires_grad = True
+    scores = normal(2, LENGTH).requires_grad_()
+    sorter(scores).square().sum().backward()
+    assert sorter.frozen
+    assert scores.grad.abs().sum() > 0
+    for weight in sorter.parameters():
+        assert weight.grad is None
+        assert not weight.requires_grad
+    for key, tensor in sorter.state_dict().items():
+        torch.testing.assert_close(tensor, before[key], rtol=0, atol=0)
+
+    sorter.unfreeze()
+    assert not sorter.frozen
+    assert all(weight.requires_grad for weight in sorter.parameters())
+    sorter(normal(2, LENGTH)).square().sum().backward()
+    assert all(weight.grad is not None for weight in sorter.parameters())
+
+
+@every_sorter
+@pytest.mark.parametrize("frozen", [False, True])
+def test_modules_are_in_the_mode_their_backward_needs(name: str, frozen: bool) -> None:
+    sorter = small_sorter(name)
+    sorter = sorter.freeze() if frozen else sorter
+    for mode in (True, False):
+        sorter.train(mode)
+        for module in sorter.modules():
+            if isinstance(module, nn.RNNBase):
+                assert module.training  # cuDNN has no backward otherwise
+                assert module.dropout == 0
+            if isinstance(module, nn.BatchNorm1d):
+                assert module.training == (mode and not frozen)
+
+
+@every_sorter
+def test_copies_and_pickles_stay_frozen(name: str) -> None:
+    sorter = small_sorter(name).freeze()
+    buffer = io.BytesIO()
+    torch.save(sorter, buffer)
+    buffer.seek(0)
+    copies = [copy.deepcopy(sorter), pickle.loads(pickle.dumps(sorter)), torch.load(buffer, weights_only=False)]
+    scores = normal(2, LENGTH)
+    for other in copies:
+        assert other.frozen
+        assert not any(weight.requires_grad for weight in other.parameters())
+        torch.testing.assert_close(other.train()(scores), sorter(scores), rtol=0, atol=0)
+    with torch.no_grad():
+        for weight in copies[0].parameters():
+            weight.zero_()
+    torch.testing.assert_close(copies[1](scores), sorter(scores), rtol=0, atol=0)
+
+
+def test_loss_works_beside_a_model_in_ddp(tmp_path: object) -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        sorter = small_sorter("set").freeze()
+        model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1))
+        loss = spearman(sorter, model(normal(LENGTH, 4)).squeeze(-1), normal(LENGTH))
+        loss.backward()
+        assert model.module.weight.grad.abs().sum() > 0
+    finally:
+        dist.destroy_process_group()
+
+
+# ---- normalisation ----
+
+
+def test_standardise_is_the_population_z_score() -> None:
+    scores = normal(4, 11)
+    values = scores.double().numpy()
+    expected = (values - values.mean(-1, keepdims=True)) / values.std(-1, keepdims=True)
+    np.testing.assert_allclose(standardise(scores).numpy(), expected, atol=1e-12)
+
+
+def test_standardise_over_the_real_items() -> None:
+    scores = normal(1, 9)
+    where = torch.tensor([[True, False, True, True, True, False, False, True, True]])
+    expected = torch.zeros(1, 9, dtype=torch.float64)
+    expected[where] = standardise(scores[where].unsqueeze(0)).squeeze(0)
+    torch.testing.assert_close(standardise(scores.masked_fill(~where, math.nan), where), expected)
+
+
+@pytest.mark.parametrize("value", [0.1, -7.3e200, 1.7e308, 5e-324])
+def test_standardise_of_a_constant_list_is_exactly_zero(value: float) -> None:
+    scores = torch.full((1, 7), value, dtype=torch.float64)
+    torch.testing.assert_close(standardise(scores), torch.zeros_like(scores), rtol=0, atol=0)
+
+
+def test_standardise_of_the_widest_list() -> None:
+    big = torch.finfo(torch.float64).max
+    torch.testing.assert_close(
+        standardise(torch.tensor([[-big, big]], dtype=torch.float64)), torch.tensor([[-1.0, 1.0]], dtype=torch.float64)
+    )
+
+
+# ---- bad input ----
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_another_length_is_an_error(name: str) -> None:
+    message = (
+        f"`scores` must have lists of 40 items, the length this {name} sorter was built for, got 39. Use a length-free "
+        f"sorter such as 'set', or train one: sodeep train-sorter --sorter {name} --seq-len 39"
+    )
+    sorter = small_sorter(name)
+    with pytest.raises(ValueError, match=whole(message)):
+        sorter(normal(2, 39))
+    where = torch.ones(2, 40, dtype=torch.bool)
+    where[1, 3] = False
+    with pytest.raises(ValueError, match=whole(message)):
+        sorter(normal(2, 40), where)
+
+
+@pytest.mark.parametrize(
+    ("scores", "kind", "message"),
+    [
+        (
+            torch.arange(5),
+            TypeError,
+            "`scores` must be real floating point, got dtype int64. Convert it first: scores.float().",
+        ),
+        (
+            torch.tensor([0.1, math.nan, 0.3]),
+            ValueError,
+            "`scores` must be finite, got 1 NaN or infinite of 3 values, the first (nan) at index (1,). Mask such "
+            "items out with where=, or find the step that made them (torch.autograd.set_detect_anomaly).",
+        ),
+        (
+            torch.zeros(3, 0),
+            ValueError,
+            "`scores` must have a last axis of at least one item, got shape (3, 0). "
+            "The last axis is the list; leading axes are batch.",
+        ),
+        (
+            [0.1, 0.2],
+            TypeError,
+            "`scores` must be a torch.Tensor, got list. Convert it first: torch.as_tensor(scores).",
+        ),
+    ],
+)
+def test_bad_scores(scores: object, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=whole(message)):
+        build_sorter("set")(scores)
+
+
+def test_sorter_on_another_device_is_an_error() -> None:
+    message = (
+        "`scores` must be on the device of the sorter (meta), got cpu. "
+        "Move the sorter, or the loss that holds it: .to(scores.device)."
+    )
+    with pytest.raises(ValueError, match=whole(message)):
+        build_sorter("set").to("meta")(normal(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "message"),
+    [
+        (
+            "lstmm",
+            {},
+            "`name` must be one of cnn, lstm, lstm-large, lstm-end, gru, gru-proj, gru-sum, mlp, set, got 'lstmm'.",
+        ),
+        (
+            "lstm",
+            {"hiden": 3},
+            "`config of the lstm sorter` must be one of seq_len, head, hidden, layers, normalize, got 'hiden'.",
+        ),
+        (
+            "lstm",
+            {},
+            "`seq_len` must be given for the lstm sorter, which is tied to one length of list, got None. "
+            "Give it, for example seq_len=100, or head='item' for lists of any length.",
+        ),
+        (
+            "mlp",
+            {},
+            "`seq_len` must be given for the mlp sorter, which is tied to one length of list, got None. "
+            "Give it, for example seq_len=100, or use a length-free sorter such as 'set'.",
+        ),
+        ("lstm", {"seq_len": 0}, "`seq_len` must be a whole number of at least 1, got 0."),
+        ("lstm", {"seq_len": 9, "hidden": 1.5}, "`hidden` must be a whole number of at least 1, got 1.5."),
+        ("lstm", {"seq_len": 9, "layers": 65}, "`layers` must be a whole number from 1 to 64, got 65."),
+        ("lstm", {"seq_len": 9, "head": "conv"}, "`head` must be one of dense, item, sum, got 'conv'."),
+        ("lstm", {"seq_len": 9, "normalize": 1}, "`normalize` must be True or False, got 1."),
+        ("set", {"frequencies": 16}, "`frequencies` must be a list of 1 to 64 whole numbers, got 16."),
+        ("set", {"frequencies": [16, 0]}, "`frequencies` must be a whole number of at least 1, got 0."),
+        (
+            "cnn",
+            {"seq_len": 36},
+            "`seq_len` must be at least 37 for the cnn sorter, whose convolutions shorten the list by 36, got 36. "
+            "Use a length-free sorter such as 'set' for short lists.",
+        ),
+    ],
+)
+def test_bad_config(name: str, config: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=whole(message)):
+        build_sorter(name, **config)

@@ -1,0 +1,380 @@
+"""Training: what a run promises. Sizes are tiny; how good a sorter gets is measured by scripts, not here."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+import sodeep
+from sodeep.training import TrainConfig, TrainingInterrupted, gradient_mismatch, state_path, train_sorter
+
+TINY = {"steps": 6, "batch_size": 2, "lengths": (4, 12), "validate_every": 2}
+DISTRIBUTIONS = {"normal": 1.0, "ties": 1.0}
+
+
+def tiny(**changes):
+    return TrainConfig(**{**TINY, "distributions": DISTRIBUTIONS, **changes})
+
+
+def weights(sorter):
+    return sorter.state_dict()
+
+
+def assert_same_weights(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], rtol=0, atol=0)
+
+
+def raises(kind, message):
+    """Raises with the whole message."""
+    import re
+
+    return pytest.raises(kind, match="^" + re.escape(message) + "$")
+
+
+# ---- the config ----------------------------------------------------------------------------------------------------
+
+
+def test_config_is_plain_values_and_survives_json():
+    config = tiny(sorter="lstm", seq_len=8, sorter_config={"hidden": 4})
+    assert TrainConfig(**json.loads(json.dumps(config.to_dict()))) == config
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.lr = 1.0
+
+
+def test_recipe_fills_in_what_is_not_given():
+    assert TrainConfig(sorter="lstm").lr == 1e-3
+    assert TrainConfig(sorter="lstm").seq_len == 100
+    assert TrainConfig(sorter="set").seq_len is None
+    assert TrainConfig(sorter="gru").seq_len is None
+    assert TrainConfig(sorter="lstm", sorter_config={"head": "item"}).seq_len is None
+    assert TrainConfig(lr=0.5).lr == 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"sorter": "quicksort"},
+            f"`sorter` must be one of {', '.join(sodeep.SORTERS)}, got 'quicksort'.",
+        ),
+        ({"steps": 0}, "`steps` must be a whole number of at least 1, got 0."),
+        ({"batch_size": 2.5}, "`batch_size` must be a whole number of at least 1, got 2.5."),
+        ({"lr": -1.0}, "`lr` must be a positive number, got -1.0."),
+        ({"max_time": 0}, "`max_time` must be a positive number, got 0."),
+        ({"lengths": (10, 5)}, "`lengths[1]` must be a whole number of at least 10, got 5."),
+        ({"lengths": (10,)}, "`lengths` must be (shortest, longest), got (10,)."),
+        ({"seq_len": 1}, "`seq_len` must be a whole number of at least 2, got 1."),
+        ({"warmup": 1.5}, "`warmup` must be at least 0 and below 1, got 1.5."),
+        ({"gradient_weight": -1.0}, "`gradient_weight` must be at least 0 and below inf, got -1.0."),
+        ({"value_loss": "l7"}, "`value_loss` must be one of l1, l2, huber, got 'l7'."),
+        ({"precision": "float16"}, "`precision` must be one of float32, tf32, got 'float16'."),
+        (
+            {"compile": True, "gradient_weight": 0.5},
+            "`compile` must be False while gradient_weight is not 0 (0.5), got True: a compiled network has no second "
+            "derivative. Set gradient_weight=0, or leave compile out.",
+        ),
+        (
+            {"distributions": {"gaussian": 1.0}},
+            f"`weights` must be one of {', '.join([*sodeep.DISTRIBUTIONS, 'user'])}, got 'gaussian'.",
+        ),
+        (
+            {"device": "tpu9"},
+            "`device` must be auto, cpu, cuda, cuda:1, ..., got 'tpu9'.",
+        ),
+    ],
+)
+def test_bad_config(change, message):
+    with raises(ValueError, message):
+        TrainConfig(**change)
+
+
+# ---- reproducible --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("changes", [{}, {"sorter": "cnn", "seq_len": 40}, {"sorter": "lstm", "seq_len": 5}])
+def test_same_seed_same_file(tmp_path, changes):
+    for name in ("a", "b"):
+        train_sorter(tiny(**changes), out=tmp_path / name)
+        torch.rand(3)  # the global generator plays no part
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    train_sorter(tiny(**changes, seed=1), out=tmp_path / "c")
+    assert (tmp_path / "a").read_bytes() != (tmp_path / "c").read_bytes()
+
+
+def test_global_generator_is_left_alone():
+    before = torch.get_rng_state()
+    train_sorter(tiny())
+    torch.testing.assert_close(torch.get_rng_state(), before)
+
+
+def test_result_is_frozen_loaded_and_described(tmp_path):
+    result = train_sorter(tiny(), out=tmp_path / "set.safetensors")
+    loaded = sodeep.load_sorter(tmp_path / "set.safetensors")
+    scores = torch.randn(3, 7)
+    torch.testing.assert_close(result.sorter(scores), loaded(scores), rtol=0, atol=0)
+    assert not any(p.requires_grad for p in result.sorter.parameters())
+    assert set(result.errors) == {"validation", *DISTRIBUTIONS}
+    assert loaded.trained["steps"] == 6
+    assert loaded.trained["seed"] == 0
+    assert loaded.trained["lengths"] == [4, 12]
+    assert loaded.trained["errors"] == result.errors
+    assert not state_path(tmp_path / "set.safetensors").exists()
+
+
+def test_best_weights_are_kept(monkeypatch):
+    """A learning rate that ruins the weights after the first validation leaves those of the first validation."""
+    from sodeep import training
+
+    monkeypatch.setattr(training._Run, "learning_rate", lambda run: 1e-3 if run.step < 2 else 0.3)
+    spoilt = train_sorter(tiny())
+    monkeypatch.setattr(training._Run, "learning_rate", lambda run: 1e-3)
+    short = train_sorter(tiny(steps=2))
+    assert spoilt.history[-1]["objective"] > spoilt.history[0]["objective"]
+    assert spoilt.errors == spoilt.history[0]["errors"] == short.errors
+    assert_same_weights(weights(spoilt.sorter), weights(short.sorter))
+
+
+@pytest.mark.parametrize("sorter", ["mlp", "gru-sum"])
+def test_training_learns(sorter):
+    config = TrainConfig(
+        sorter=sorter,
+        seq_len=8,
+        steps=150,
+        batch_size=32,
+        lr=3e-3,
+        gradient_weight=0.0,
+        distributions={"uniform": 1.0},
+        sorter_config={"hidden": 32} if sorter == "mlp" else {},
+    )
+    result = train_sorter(config)
+    first, last = result.history[0]["errors"]["validation"], result.error
+    assert last < 0.7 * first
+
+
+def test_ema_validates_the_average():
+    result = train_sorter(tiny(ema=0.9))
+    plain = train_sorter(tiny())
+    name, value = next(iter(weights(result.sorter).items()))
+    assert not torch.equal(value, weights(plain.sorter)[name])
+
+
+def test_own_scores_take_part(tmp_path):
+    path = tmp_path / "own.csv"
+    path.write_text("0.1,0.5,0.2,0.9\n3,1,2,5\n")
+    result = train_sorter(tiny(scores_file=path))
+    assert "user" in result.errors
+    assert result.config.distributions["user"] == 2.0
+
+
+# ---- interruptible -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("changes", [{}, {"ema": 0.9}, {"sorter": "cnn", "seq_len": 40}, {"gradient_weight": 0.0}])
+def test_resume_reaches_the_same_weights(tmp_path, monkeypatch, changes):
+    whole = train_sorter(tiny(**changes), out=tmp_path / "whole")
+    interrupt_after(monkeypatch, step=3)  # between two validations
+    with pytest.raises(TrainingInterrupted) as stop:
+        train_sorter(tiny(**changes), out=tmp_path / "parts")
+    monkeypatch.undo()
+    assert stop.value.step == 3
+    assert stop.value.checkpoint == tmp_path / "parts.run"
+    assert not (tmp_path / "parts").exists()
+    resumed = train_sorter(out=tmp_path / "parts", resume=True)
+    assert_same_weights(weights(whole.sorter), weights(resumed.sorter))
+    assert (tmp_path / "whole").read_bytes() == (tmp_path / "parts").read_bytes()
+
+
+def interrupt_after(monkeypatch, step, signum=signal.SIGINT):
+    from sodeep import training
+
+    advance = training._Run.advance
+
+    def interrupted(run):
+        if run.step == step - 1:
+            os.kill(os.getpid(), signum)  # in the middle of the step
+        advance(run)
+
+    monkeypatch.setattr(training._Run, "advance", interrupted)
+
+
+def test_sigterm_saves_too(tmp_path, monkeypatch):
+    interrupt_after(monkeypatch, step=2, signum=signal.SIGTERM)
+    with pytest.raises(TrainingInterrupted, match="stopped by SIGTERM after step 2"):
+        train_sorter(tiny(), out=tmp_path / "s")
+    assert (tmp_path / "s.run").exists()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_killed_run_resumes_to_the_same_weights(tmp_path):
+    """kill -9 at any moment: the last state is whole."""
+    out = tmp_path / "killed"
+    code = (
+        "import sodeep, sys\n"
+        f"sodeep.train_sorter(sodeep.TrainConfig(**{tiny(steps=2000, validate_every=1).to_dict()!r}), out=sys.argv[1])"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(out)])
+    while not state_path(out).exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    from sodeep.training import _read_state
+
+    tensors, header = _read_state(state_path(out))
+    assert header["step"] >= 1
+    assert all(t.isfinite().all() for t in tensors.values())
+
+
+def test_in_a_thread_signals_are_left_alone():
+    results = []
+    thread = threading.Thread(target=lambda: results.append(train_sorter(tiny())))
+    thread.start()
+    thread.join()
+    assert results[0].steps == 6
+
+
+def test_max_time_ends_the_run_with_the_rate_at_zero():
+    result = train_sorter(tiny(steps=10**9, validate_every=10**9, max_time=1e-6))
+    assert result.steps == 1
+    assert result.history[-1]["lr"] < 1e-20
+
+
+# ---- nothing is lost -----------------------------------------------------------------------------------------------
+
+
+def test_finished_sorter_is_not_overwritten(tmp_path):
+    out = tmp_path / "s"
+    train_sorter(tiny(), out=out)
+    before = out.read_bytes()
+    with raises(FileExistsError, f"`out` {out} exists. Choose another name, or replace it: overwrite=True."):
+        train_sorter(tiny(seed=1), out=out)
+    assert out.read_bytes() == before
+    train_sorter(tiny(seed=1), out=out, overwrite=True)
+    assert out.read_bytes() != before
+
+
+def test_unfinished_run_is_not_overwritten(tmp_path, monkeypatch):
+    out = tmp_path / "s"
+    interrupt_after(monkeypatch, step=2)
+    with pytest.raises(TrainingInterrupted):
+        train_sorter(tiny(), out=out)
+    monkeypatch.undo()
+    message = (
+        f"`out` {out} has an unfinished run, {out}.run. Go on with it: resume=True; or start again: overwrite=True."
+    )
+    with raises(FileExistsError, message):
+        train_sorter(tiny(), out=out)
+    with raises(
+        ValueError,
+        "`config` must be that of the run to resume: lr was 0.002 and is 0.5. Leave config out to take the saved one.",
+    ):
+        train_sorter(dataclasses.replace(tiny(lr=0.002), lr=0.5), out=out, resume=True)
+
+
+def test_nothing_to_resume(tmp_path):
+    out = tmp_path / "s"
+    with raises(FileNotFoundError, f"`resume` needs the state of an unfinished run at {out}.run: no such file."):
+        train_sorter(out=out, resume=True)
+    with raises(ValueError, "`out` must be given with resume=True, got None. It says which run to go on with."):
+        train_sorter(resume=True)
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>", b'\x08\0\0\0\0\0\0\0{"a":1}'])
+def test_damaged_state(tmp_path, content):
+    (tmp_path / "s.run").write_bytes(content)
+    with pytest.raises(ValueError, match=r"s\.run must be the state of an unfinished run, got another kind of file"):
+        train_sorter(out=tmp_path / "s", resume=True)
+
+
+def test_out_is_checked_before_training(tmp_path):
+    with raises(
+        IsADirectoryError, f"`out` must be a file, got the folder {tmp_path}. For example {tmp_path}/set.safetensors."
+    ):
+        train_sorter(tiny(), out=tmp_path)
+    blocker = tmp_path / "file"
+    blocker.write_text("")
+    with pytest.raises(OSError, match="`out` must be in a folder that can be written to"):
+        train_sorter(tiny(steps=10**9), out=blocker / "s")
+
+
+def test_divergence_is_said(monkeypatch):
+    from sodeep import training
+
+    monkeypatch.setitem(training.VALUE_LOSSES, "l1", lambda a, b: (a - b).sum() * float("nan"))
+    message = (
+        "the loss of step 2 is nan: training diverged. Lower lr (now 0.002), or raise warmup; the state of the last "
+        "validation is kept."
+    )
+    with raises(FloatingPointError, message):
+        train_sorter(tiny(lr=0.002))
+
+
+# ---- the gradient term -----------------------------------------------------------------------------------------------
+
+
+def test_gradient_mismatch_is_zero_for_the_reference_and_one_for_flat():
+    scores = torch.randn(4, 9, dtype=torch.float64, requires_grad=True)
+    vectors = torch.randn(4, 9, dtype=torch.float64)
+    tau = scores.detach().std(-1, correction=0, keepdim=True) / 6.8
+    same = sodeep.laplace_rank(scores, tau=tau)
+    torch.testing.assert_close(gradient_mismatch(same, scores, vectors, 1 / 6.8), torch.zeros((), dtype=torch.float64))
+    flat = 0 * scores
+    torch.testing.assert_close(gradient_mismatch(flat, scores, vectors, 1 / 6.8), torch.ones((), dtype=torch.float64))
+
+
+def test_gradient_mismatch_against_a_plain_jacobian():
+    """|J'v - Jv|^2 / |J'v|^2 with both Jacobians built entry by entry."""
+    net = torch.nn.Linear(5, 5).double()
+    scores = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    vectors = torch.randn(3, 5, dtype=torch.float64)
+    expected = 0.0
+    for x, v in zip(scores.detach(), vectors, strict=True):
+        tau = 0.3 * float(x.std(correction=0))
+        smooth = torch.autograd.functional.jacobian(lambda s, tau=tau: sodeep.laplace_rank(s, tau=tau), x)
+        got, want = net.weight.detach().T @ v, smooth.T @ v
+        expected += float((got - want).square().sum() / want.square().sum()) / 3
+    mismatch = gradient_mismatch(net(scores), scores, vectors, 0.3)
+    assert float(mismatch.detach()) == pytest.approx(expected, rel=1e-9)
+    mismatch.backward()
+    assert float(net.weight.grad.abs().sum()) > 0
+
+
+def test_constant_lists_do_not_enter_the_gradient_term():
+    scores = torch.full((2, 5), 0.3, requires_grad=True)
+    mismatch = gradient_mismatch(2 * scores, scores, torch.ones(2, 5), 0.1)
+    assert float(mismatch.detach()) == 0.0
+
+
+# ---- TensorBoard -----------------------------------------------------------------------------------------------------
+
+
+def test_tensorboard_tags(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    train_sorter(tiny(), log_dir=tmp_path)
+    log = EventAccumulator(str(tmp_path))
+    log.Reload()
+    tags = set(log.Tags()["scalars"])
+    assert {
+        "loss/train",
+        "loss/validation",
+        "error/validation",
+        "error/normal",
+        "error/ties",
+        "lr",
+        "gradient_norm",
+        "throughput/sequences_per_s",
+        "final/validation",
+    } <= tags
+    assert [event.step for event in log.Scalars("error/validation")] == [2, 4, 6]
+    assert log.Tags()["images"] == ["sorter"]
+    assert "_hparams_/session_start_info" in log.summary_metadata
