@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from sodeep._checks import readable
 from sodeep._lists import Lists, as_relevance, prepare
 
-
 __all__ = [
     "ListStats",
     "Lists",
