@@ -47,7 +47,7 @@ from sodeep._checks import (
 )
 from sodeep._lists import prepare
 from sodeep._precision import full_precision, working_dtype
-from sodeep.ranks import exact_rank
+from sodeep.ranks import _sort, exact_rank
 
 
 class UndefinedMetricWarning(UserWarning):
@@ -391,7 +391,7 @@ class _Order(NamedTuple):
 
     @classmethod
     def of(cls, scores: Tensor, relevant: Tensor, real: Tensor) -> _Order:
-        scores, index = scores.masked_fill(~real, -torch.inf).sort(-1, descending=True)
+        scores, index = _sort((-scores).masked_fill(~real, torch.inf))
         relevant = relevant.gather(-1, index)
         n = scores.shape[-1]
         position = torch.arange(n, device=scores.device)

@@ -299,7 +299,7 @@ def _average_rank(x: Tensor) -> Tensor:
     step = y[..., 1:] != y[..., :-1]
     first = pad(torch.where(step, position[1:], 0), (1, 0)).cummax(-1).values
     last = pad(torch.where(step, position[:-1], n - 1), (0, 1), value=n - 1).flip(-1).cummin(-1).values.flip(-1)
-    ranks = torch.empty_like(x).scatter_(-1, order, n - (first + last).to(x.dtype) / 2)
+    ranks = torch.empty_like(x).scatter(-1, order, n - (first + last).to(x.dtype) / 2)
     return ranks if readable(x) else ranks + 0 * y[..., -1:]
 
 
