@@ -509,9 +509,9 @@ class SetSorter(Sorter):
         self,
         seq_len: int | None = None,
         *,
-        frequencies: Sequence[int] = (16, 32),
-        heads: int = 8,
-        hidden: int = 32,
+        frequencies: Sequence[int] = (16, 24),
+        heads: int = 12,
+        hidden: int = 64,
         condition: int = 64,
         normalize: bool = True,
     ) -> None:
@@ -576,7 +576,7 @@ class _FourierStage(nn.Module):
     period = 2.5
     """Above 2, so that the square wave is a sign function for all differences of coordinates in (-1, 1)."""
 
-    width = 1.5
+    width = 2.0
     """Of the damping's Gaussian at the highest frequency, for the first head: less is sharper, and rings more."""
 
     frequencies: Tensor

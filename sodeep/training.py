@@ -72,6 +72,8 @@ class TrainConfig:
         value_loss: "l1", "l2" or "huber", on ranks / n.
         gradient_weight: weight of the gradient term beside the value loss; 0 trains on values alone.
         gradient_tau: sharpness of the smooth rank whose gradient is the target, in standard deviations of the list.
+        gradient_share: share of each step's lists that the gradient term is taken on; it costs as much as three
+            times the value loss.
         distributions: weight of each distribution of `sodeep.DISTRIBUTIONS`, and of "user" for `scores_file`.
         scores_file: .npy or .csv of your own score lists, one a row. They make up half of the lists unless
             `distributions` gives "user" another weight.
@@ -107,6 +109,7 @@ class TrainConfig:
     value_loss: str = "l1"
     gradient_weight: float = None  # type: ignore[assignment]
     gradient_tau: float = 1 / 6.8
+    gradient_share: float = 0.25
     distributions: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT))
     scores_file: str | None = None
     seed: int = 0
@@ -149,6 +152,8 @@ class TrainConfig:
             check_positive(getattr(self, name), name)
         if self.max_time is not None:
             check_positive(self.max_time, "max_time")
+        if not 0 < self.gradient_share <= 1:
+            raise ValueError(f"`gradient_share` must be above 0 and at most 1, got {self.gradient_share!r}.")
         for name, top in (("warmup", 1.0), ("ema", 1.0), ("gradient_weight", math.inf)):
             if not 0 <= getattr(self, name) < top:
                 raise ValueError(f"`{name}` must be at least 0 and below {top:g}, got {getattr(self, name)!r}.")
@@ -353,29 +358,34 @@ class _Run:
             batch = max(1, round(batch * 100 / n))
         return draw(self.config.distributions, batch, n, self.generator, self.user_scores)
 
-    def objective(self, scores: Tensor, vectors: Tensor) -> Tensor:
+    def objective(self, scores: Tensor, generator: torch.Generator) -> Tensor:
         """Value loss + gradient_weight x gradient mismatch, on the normalised ranks of `scores` (B, n)."""
-        n = scores.shape[-1]
+        config, n = self.config, scores.shape[-1]
         target = exact_rank(scores)
-        scores = scores.requires_grad_(self.config.gradient_weight > 0)
-        with double_backward() if self.config.gradient_weight > 0 else contextlib.nullcontext():
-            ranks = self.network(scores)
-        loss = VALUE_LOSSES[self.config.value_loss](ranks / n, target / n)
-        if self.config.gradient_weight > 0:
-            loss = loss + self.config.gradient_weight * gradient_mismatch(
-                ranks, scores, vectors, self.config.gradient_tau
-            )
-        return loss
+        value_loss = VALUE_LOSSES[config.value_loss]
+        if config.gradient_weight == 0:
+            return value_loss(self.network(scores) / n, target / n)
+        # the lists of the gradient term go through the network by themselves: a second derivative costs
+        count = math.ceil(config.gradient_share * len(scores))
+        some = scores[:count].requires_grad_()
+        with double_backward():
+            ranks = self.network(some)
+        # the vectors are residuals, what a Spearman loss will send back: these ranks minus those of another order
+        shuffled = torch.rand(some.shape, generator=generator, device=self.device).argsort(-1)
+        residual = (target[:count] - target[:count].gather(-1, shuffled)) / n
+        mismatch = gradient_mismatch(ranks, some, residual, config.gradient_tau)
+        if count < len(scores):
+            ranks = torch.cat([ranks, self.network(scores[count:])])
+        return value_loss(ranks / n, target / n) + config.gradient_weight * mismatch
 
     def advance(self) -> None:
         """One step."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate()
         scores = self.draw()
-        vectors = torch.randn(scores.shape, generator=self.generator, device=self.device)
         self.sorter.train()
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.objective(scores, vectors)
+        loss = self.objective(scores, self.generator)
         loss.backward()  # type: ignore[no-untyped-call]
         self.grad_norm = nn.utils.clip_grad_norm_(self.parameters.values(), self.config.clip)
         self.optimizer.step()
@@ -411,7 +421,6 @@ class _Run:
         for name, weight in config.distributions.items():
             if weight:
                 drawn[name] = [lists({name: 1.0}, 64, middle)]
-        self.validation_vectors = torch.randn(256, middle, generator=generator).to(self.device)
         self.middle = len(lengths) // 2
         return drawn
 
@@ -430,8 +439,9 @@ class _Run:
                     / len(lists)
                     for name, lists in self.validation.items()
                 }
-            middle = self.validation["validation"][self.middle].clone()
-            objective = float(self.objective(middle, self.validation_vectors).detach())
+            middle = self.validation["validation"][self.middle]
+            generator = torch.Generator(self.device).manual_seed(VALIDATION_SEED)
+            objective = float(self.objective(middle, generator).detach())
             if objective < self.best_objective:
                 self.best_objective = objective
                 self.best = {name: t.clone() for name, t in self.weights.items()}
