@@ -92,7 +92,7 @@ def save_sorter(
     Args:
         path: where; by convention it ends in ``.safetensors``.
         sorter: a sorter of this library, trained or not, frozen or not.
-        training: plain JSON values to keep beside it: seed, steps, ``lengths`` [shortest, longest], ``score_range``
+        training: plain JSON values to keep beside it: seed, steps, ``lengths`` [shortest, longest], ``scores``
             [lowest, highest], errors per distribution, ... Default: what the sorter knows, ``sorter.trained``.
         dtype: how to store the weights: torch.float16 halves the file and is read back as float32.
             Default: as they are.

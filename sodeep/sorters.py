@@ -40,6 +40,7 @@ from sodeep._checks import (
     check_at_least,
     check_choice,
     check_finite,
+    check_positive,
     check_scores,
     check_where,
     compiling,
@@ -224,7 +225,7 @@ class Sorter(nn.Module):
     @property
     def trained_range(self) -> tuple[float, float] | None:
         """Lowest and highest score it was trained on, if its file says so."""
-        scores = self.trained.get("score_range")
+        scores = self.trained.get("scores")
         return (scores[0], scores[-1]) if scores else None
 
     @property
@@ -496,6 +497,8 @@ class SetSorter(Sorter):
     Args:
         seq_len: ignored; the network takes any length.
         frequencies: how many in each stage; as many stages as entries.
+        smoothness: at the start of training: the highest frequency in widths of the Gaussian that damps a series.
+            Less is sharper, and rings more.
         heads: filters of the last stage.
         hidden: units of the last stage's correction.
         condition: units of the networks that adapt the filters to the list.
@@ -510,6 +513,7 @@ class SetSorter(Sorter):
         seq_len: int | None = None,
         *,
         frequencies: Sequence[int] = (16, 32),
+        smoothness: float = 1.5,
         heads: int = 8,
         hidden: int = 32,
         condition: int = 64,
@@ -522,14 +526,21 @@ class SetSorter(Sorter):
         check_count(len(frequencies), "len(frequencies)")
         for value, option in (*((value, "frequencies") for value in frequencies), (heads, "heads")):
             check_count(value, option)
+        check_positive(smoothness, "smoothness")
         check_at_least(hidden, 1, "hidden")
         check_at_least(condition, 1, "condition")
-        config = {"frequencies": list(frequencies), "heads": heads, "hidden": hidden, "condition": condition}
-        super().__init__(None, normalize=normalize, **config)
-        *first, last = frequencies
-        self.stages = nn.ModuleList(
-            [*(_FourierStage(k, condition) for k in first), _FourierStage(last, condition, heads, hidden)]
+        super().__init__(
+            None,
+            normalize=normalize,
+            frequencies=list(frequencies),
+            smoothness=smoothness,
+            heads=heads,
+            hidden=hidden,
+            condition=condition,
         )
+        *first, last = frequencies
+        self.stages = nn.ModuleList(_FourierStage(count, smoothness, condition) for count in first)
+        self.stages.append(_FourierStage(last, smoothness, condition, heads, hidden))
 
     def network(self, x: Tensor, where: Tensor | None = None) -> Tensor:
         """See `Sorter.network`."""
@@ -576,20 +587,17 @@ class _FourierStage(nn.Module):
     period = 2.5
     """Above 2, so that the square wave is a sign function for all differences of coordinates in (-1, 1)."""
 
-    width = 1.5
-    """Of the damping's Gaussian at the highest frequency, for the first head: less is sharper, and rings more."""
-
     frequencies: Tensor
     series: Tensor
 
-    def __init__(self, frequencies: int, condition: int, heads: int = 1, hidden: int = 0) -> None:
+    def __init__(self, frequencies: int, smoothness: float, condition: int, heads: int = 1, hidden: int = 0) -> None:
         super().__init__()
         self.hidden = hidden
         odd = [2 * k + 1 for k in range(frequencies)]
         self.register_buffer("frequencies", torch.tensor([2 * math.pi / self.period * m for m in odd]))
         self.register_buffer("series", torch.tensor([2 / math.pi / m for m in odd]))
         # Gaussian damping removes the ringing of a cut series; the first head is the sharpest
-        widths = [self.width * 2 ** (h / 2) for h in range(heads)]
+        widths = [smoothness * 2 ** (h / 2) for h in range(heads)]
         damping = [[math.exp(-((width * m / odd[-1]) ** 2) / 2) for m in odd] for width in widths]
         self.odd = nn.Parameter(torch.tensor(damping))  # (heads, K)
         adapt = nn.Linear(condition, frequencies + hidden)

@@ -95,7 +95,7 @@ def test_training_and_header_come_back(tmp_path: Path) -> None:
         "seed": 3,
         "steps": 100,
         "lengths": [10, 300],
-        "score_range": [-1.0, 2.5],
+        "scores": [-1.0, 2.5],
         "errors": {"uniform": 0.004, "normal": 0.005},
     }
     sorter = small_sorter("set")

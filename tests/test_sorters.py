@@ -552,6 +552,7 @@ def test_sorter_on_another_device_is_an_error() -> None:
         ("lstm", {"seq_len": 9, "head": "conv"}, "`head` must be one of dense, item, sum, got 'conv'."),
         ("lstm", {"seq_len": 9, "normalize": 1}, "`normalize` must be True or False, got 1."),
         ("set", {"frequencies": 16}, "`frequencies` must be a list of whole numbers, one for each stage, got 16."),
+        ("set", {"smoothness": 0}, "`smoothness` must be a positive number, got 0."),
         ("set", {"frequencies": [16, 0]}, "`frequencies` must be a whole number from 1 to 1024, got 0."),
         (
             "cnn",
