@@ -7,19 +7,19 @@ permutation of a list alike and compiles.
 
     Engilberge, Chevallier, Pérez, Cord. SoDeep: a sorting deep net to learn ranking loss surrogates. CVPR 2019.
 
-=============  =============================================  ========  ====================  ============
-name           network                                        length    parameters (n = 100)  name in 2019
-=============  =============================================  ========  ====================  ============
-``cnn``        10 convolutions, sigmoid                       fixed     1.44 M                ``cnn``
-``lstm``       2 BiLSTM(128), one dense head                  fixed     3.09 M                ``lstm``
-``lstm-large`` 2 BiLSTM(512), one dense head (the paper's)    fixed     18.65 M               ``lstmla``
-``lstm-end``   GRU(500) that reads the whole list n times     fixed     0.90 M                ``lstme``
-``gru``        6 BiGRU(32), summed, sigmoid (constrained)     any       100.8 k               ``gruc``
-``gru-proj``   6 BiGRU(128), one dense head, sigmoid          fixed     4.14 M                ``grup``
-``gru-sum``    BiGRU(4), summed                               any       168                   ``grus``
-``mlp``        3 dense layers of 2,048                        fixed     4.61 M                ``mlp``
-``set``        Fourier summaries of the list, read per item   any       see `SetSorter`       --
-=============  =============================================  ========  ====================  ============
+==============  =============================================  ========  ====================  ============
+name            network                                        length    parameters (n = 100)  name in 2019
+==============  =============================================  ========  ====================  ============
+``cnn``         10 convolutions, sigmoid                       fixed     1.44 M                ``cnn``
+``lstm``        2 BiLSTM(128), one dense head                  fixed     3.09 M                ``lstm``
+``lstm-large``  2 BiLSTM(512), one dense head (the paper's)    fixed     18.65 M               ``lstmla``
+``lstm-end``    GRU(500) that reads the whole list n times     fixed     0.90 M                ``lstme``
+``gru``         6 BiGRU(32), summed, sigmoid (constrained)     any       100.8 k               ``gruc``
+``gru-proj``    6 BiGRU(128), one dense head, sigmoid          fixed     4.14 M                ``grup``
+``gru-sum``     BiGRU(4), summed                               any       168                   ``grus``
+``mlp``         3 dense layers of 2,048                        fixed     4.61 M                ``mlp``
+``set``         Fourier summaries of the list, read per item   any       see `SetSorter`       --
+==============  =============================================  ========  ====================  ============
 
 A network of one's own is a subclass of `Sorter` with one method, `Sorter.network`.
 """
@@ -29,6 +29,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -45,6 +46,7 @@ from sodeep._checks import (
     check_where,
     compiling,
     describe,
+    readable,
 )
 from sodeep._precision import full_precision, working_dtype
 
@@ -122,7 +124,8 @@ class Sorter(nn.Module):
 
     Args:
         seq_len: the one length of list the network takes; None for any.
-        normalize: shift and scale each list to mean 0 and variance 1 first, so that ranks depend on neither.
+        normalize: shift and scale each list to mean 0 and variance 1 first, so that ranks depend on neither. Without
+            it, scores outside the range the sorter was trained on give a warning.
         config: the subclass's own options.
 
     Attributes:
@@ -180,6 +183,7 @@ class Sorter(nn.Module):
             )
         check_finite(scores, where)
         self._hold()
+        self._warn_outside(scores, where)
         rows = scores.reshape(-1, scores.shape[-1])
         mask = None if where is None else where.reshape(rows.shape)
         if rows.shape[0] == 0:
@@ -215,6 +219,20 @@ class Sorter(nn.Module):
             if size > 0:
                 ranks = ranks.masked_scatter(real, self._rank(scores[real].reshape(-1, size)))
         return ranks
+
+    def _warn_outside(self, scores: Tensor, where: Tensor | None) -> None:
+        """A network that sees raw scores knows those of the range it was trained on only."""
+        known = None if self.normalize else self.trained_range
+        if known is None or not readable(scores):
+            return
+        real = scores.detach() if where is None else scores.detach()[where]
+        if real.numel() and (real.amin() < known[0] or real.amax() > known[1]):
+            warnings.warn(
+                f"The scores reach from {real.amin().item():g} to {real.amax().item():g}, and this {self.name} sorter, "
+                f"which does not normalise them, was trained on {known[0]:g} to {known[1]:g}: its ranks are "
+                "unreliable. Scale the scores, or use a sorter that normalises.",
+                stacklevel=2,
+            )
 
     @property
     def trained_lengths(self) -> tuple[int, int] | None:
@@ -614,23 +632,22 @@ class _FourierStage(nn.Module):
     def forward(self, y: Tensor, where: Tensor | None, count: Tensor) -> Tensor:
         angles = y.unsqueeze(-1) * self.frequencies
         waves = torch.cat([angles.cos(), angles.sin()], -1)  # (B, n, 2 K)
-        real = torch.ones_like(y) if where is None else where.to(y.dtype)
-        summary = torch.einsum("bnk,bn->bk", waves, real) / count
+        summary = waves.mean(-2) if where is None else (where.to(y.dtype).unsqueeze(-2) @ waves).squeeze(-2) / count
         cos, sin = summary.chunk(2, -1)  # (B, K)
         adapt = self.condition(torch.cat([cos**2 + sin**2, count**-0.5], -1))
-        gain, shift = adapt.split([cos.shape[-1], self.hidden], -1)
+        gain, shift = (part.unsqueeze(-2) for part in adapt.split([cos.shape[-1], self.hidden], -1))
         cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
-        steps = self.odd * self.series * (1 + gain.unsqueeze(-2))  # (B, heads, K)
-        ranks = waves @ torch.cat([-steps * sin, steps * cos], -1).mT  # (B, n, heads)
-        sharpest: Tensor = ranks[..., 0]
+        odd = self.odd * self.series * (1 + gain)  # (B, heads, K)
+        filters = torch.cat([-odd * sin, odd * cos], -1)
         if not self.hidden:
-            return sharpest
-        densities = waves @ torch.cat([self.even * cos, self.even * sin], -1).mT
+            return (waves @ filters.mT).squeeze(-1)
+        filters = torch.cat([filters, torch.cat([self.even * cos, self.even * sin], -1)], -2)
+        ranks, densities = (waves @ filters.mT).chunk(2, -1)  # (B, n, heads)
         # 16 and 0.1: both inputs of the gate near unit size, a small correction at first
         differences = torch.cat([ranks[..., :1], 16 * (ranks[..., 1:] - ranks[..., :-1])], -1)
-        gate = functional.silu(self.densities(densities) + shift.unsqueeze(-2))
+        gate = functional.silu(self.densities(densities) + shift)
         correction: Tensor = self.correction(torch.tanh(self.differences(differences)) * gate)
-        return sharpest + 0.1 * correction.squeeze(-1)
+        return ranks[..., 0] + 0.1 * correction.squeeze(-1)
 
 
 def need_seq_len(name: str, seq_len: int | None, otherwise: str = "or use a length-free sorter such as 'set'") -> int:
