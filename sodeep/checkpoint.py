@@ -92,7 +92,7 @@ def save_sorter(
     Args:
         path: where; by convention it ends in ``.safetensors``.
         sorter: a sorter of this library, trained or not, frozen or not.
-        training: plain JSON values to keep beside it: seed, steps, ``lengths`` [shortest, longest], ``score_range``
+        training: plain JSON values to keep beside it: seed, steps, ``lengths`` [shortest, longest], ``scores``
             [lowest, highest], errors per distribution, ... Default: what the sorter knows, ``sorter.trained``.
         dtype: how to store the weights: torch.float16 halves the file and is read back as float32.
             Default: as they are.
@@ -250,8 +250,8 @@ def import_sodeep2019(path: str | os.PathLike[str]) -> Sorter:
     asks for any other is refused. Its weights may lie on a GPU and carry the ``module.`` prefix of `DataParallel`.
 
     Returns:
-        The same network, frozen, on the CPU, without normalisation (the 2019 networks see raw scores, best between -1
-        and 1). Its ranks are n times the outputs of the original.
+        The same network, frozen, on the CPU. Its ranks are n times the outputs of the original, which sees raw scores:
+        keep them between about -1 and 1; outside -4 to 4 there is a warning.
 
     Raises:
         FileNotFoundError: no such file.
@@ -293,7 +293,9 @@ def import_sodeep2019(path: str | os.PathLike[str]) -> Sorter:
     tensors = {_rename_2019(key): tensor for key, tensor in weights.items() if isinstance(tensor, Tensor)}
     seq_len = int(tensors[tied].shape[-1]) if tied in tensors and tensors[tied].ndim else args.get("seq_len")
     sorter = _restore(path, {"sorter": name, "config": {"seq_len": seq_len, "normalize": False}}, tensors)
-    sorter.trained = {"source": "sodeep 2019", "lengths": [seq_len, seq_len]} if seq_len else {"source": "sodeep 2019"}
+    sorter.trained = {"source": "sodeep 2019", "scores": _RANGE_2019}
+    if seq_len:
+        sorter.trained["lengths"] = [seq_len, seq_len]
     for key, ours in (("epoch", "epoch"), ("best_rec", "validation_error")):
         if isinstance(checkpoint.get(key), (int, float)):
             sorter.trained[ours] = checkpoint[key]
@@ -311,6 +313,9 @@ _MODELS_2019 = {
     "grus": ("gru-sum", None),
     "mlp": ("mlp", "layers.4.bias"),
 }
+
+# the script draws its scores from U(-1, 1) and N(0, 1); one normal score in 16,000 lies outside
+_RANGE_2019 = (-4.0, 4.0)
 
 
 def _rename_2019(key: str) -> str:

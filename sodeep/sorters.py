@@ -7,19 +7,19 @@ permutation of a list alike and compiles.
 
     Engilberge, Chevallier, Pérez, Cord. SoDeep: a sorting deep net to learn ranking loss surrogates. CVPR 2019.
 
-=============  =============================================  ========  ====================  ============
-name           network                                        length    parameters (n = 100)  name in 2019
-=============  =============================================  ========  ====================  ============
-``cnn``        10 convolutions, sigmoid                       fixed     1.44 M                ``cnn``
-``lstm``       2 BiLSTM(128), one dense head                  fixed     3.09 M                ``lstm``
-``lstm-large`` 2 BiLSTM(512), one dense head (the paper's)    fixed     18.65 M               ``lstmla``
-``lstm-end``   GRU(500) that reads the whole list n times     fixed     0.90 M                ``lstme``
-``gru``        6 BiGRU(32), summed, sigmoid (constrained)     any       100.8 k               ``gruc``
-``gru-proj``   6 BiGRU(128), one dense head, sigmoid          fixed     4.14 M                ``grup``
-``gru-sum``    BiGRU(4), summed                               any       168                   ``grus``
-``mlp``        3 dense layers of 2,048                        fixed     4.61 M                ``mlp``
-``set``        Fourier summaries of the list, read per item   any       see `SetSorter`       --
-=============  =============================================  ========  ====================  ============
+==============  =============================================  ========  ====================  ============
+name            network                                        length    parameters (n = 100)  name in 2019
+==============  =============================================  ========  ====================  ============
+``cnn``         10 convolutions, sigmoid                       fixed     1.44 M                ``cnn``
+``lstm``        2 BiLSTM(128), one dense head                  fixed     3.09 M                ``lstm``
+``lstm-large``  2 BiLSTM(512), one dense head (the paper's)    fixed     18.65 M               ``lstmla``
+``lstm-end``    GRU(500) that reads the whole list n times     fixed     0.90 M                ``lstme``
+``gru``         6 BiGRU(32), summed, sigmoid (constrained)     any       100.8 k               ``gruc``
+``gru-proj``    6 BiGRU(128), one dense head, sigmoid          fixed     4.14 M                ``grup``
+``gru-sum``     BiGRU(4), summed                               any       168                   ``grus``
+``mlp``         3 dense layers of 2,048                        fixed     4.61 M                ``mlp``
+``set``         Fourier summaries of the list, read per item   any       see `SetSorter`       --
+==============  =============================================  ========  ====================  ============
 
 A network of one's own is a subclass of `Sorter` with one method, `Sorter.network`.
 """
@@ -29,6 +29,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -40,10 +41,12 @@ from sodeep._checks import (
     check_at_least,
     check_choice,
     check_finite,
+    check_positive,
     check_scores,
     check_where,
     compiling,
     describe,
+    readable,
 )
 from sodeep._precision import full_precision, working_dtype
 
@@ -121,7 +124,8 @@ class Sorter(nn.Module):
 
     Args:
         seq_len: the one length of list the network takes; None for any.
-        normalize: shift and scale each list to mean 0 and variance 1 first, so that ranks depend on neither.
+        normalize: shift and scale each list to mean 0 and variance 1 first, so that ranks depend on neither. Without
+            it, scores outside the range the sorter was trained on give a warning.
         config: the subclass's own options.
 
     Attributes:
@@ -179,6 +183,7 @@ class Sorter(nn.Module):
             )
         check_finite(scores, where)
         self._hold()
+        self._warn_outside(scores, where)
         rows = scores.reshape(-1, scores.shape[-1])
         mask = None if where is None else where.reshape(rows.shape)
         if rows.shape[0] == 0:
@@ -215,6 +220,20 @@ class Sorter(nn.Module):
                 ranks = ranks.masked_scatter(real, self._rank(scores[real].reshape(-1, size)))
         return ranks
 
+    def _warn_outside(self, scores: Tensor, where: Tensor | None) -> None:
+        """A network that sees raw scores knows those of the range it was trained on only."""
+        known = None if self.normalize else self.trained_range
+        if known is None or not readable(scores):
+            return
+        real = scores.detach() if where is None else scores.detach()[where]
+        if real.numel() and (real.amin() < known[0] or real.amax() > known[1]):
+            warnings.warn(
+                f"The scores reach from {real.amin().item():g} to {real.amax().item():g}, and this {self.name} sorter, "
+                f"which does not normalise them, was trained on {known[0]:g} to {known[1]:g}: its ranks are "
+                "unreliable. Scale the scores, or use a sorter that normalises.",
+                stacklevel=2,
+            )
+
     @property
     def trained_lengths(self) -> tuple[int, int] | None:
         """Shortest and longest list it was trained on, if its file says so."""
@@ -224,7 +243,7 @@ class Sorter(nn.Module):
     @property
     def trained_range(self) -> tuple[float, float] | None:
         """Lowest and highest score it was trained on, if its file says so."""
-        scores = self.trained.get("score_range")
+        scores = self.trained.get("scores")
         return (scores[0], scores[-1]) if scores else None
 
     @property
@@ -496,6 +515,8 @@ class SetSorter(Sorter):
     Args:
         seq_len: ignored; the network takes any length.
         frequencies: how many in each stage; as many stages as entries.
+        smoothness: at the start of training: the highest frequency in widths of the Gaussian that damps a series.
+            Less is sharper, and rings more.
         heads: filters of the last stage.
         hidden: units of the last stage's correction.
         condition: units of the networks that adapt the filters to the list.
@@ -510,8 +531,9 @@ class SetSorter(Sorter):
         seq_len: int | None = None,
         *,
         frequencies: Sequence[int] = (16, 24),
-        heads: int = 12,
-        hidden: int = 64,
+        smoothness: float = 2.0,
+        heads: int = 8,
+        hidden: int = 32,
         condition: int = 64,
         normalize: bool = True,
     ) -> None:
@@ -522,14 +544,21 @@ class SetSorter(Sorter):
         check_count(len(frequencies), "len(frequencies)")
         for value, option in (*((value, "frequencies") for value in frequencies), (heads, "heads")):
             check_count(value, option)
+        check_positive(smoothness, "smoothness")
         check_at_least(hidden, 1, "hidden")
         check_at_least(condition, 1, "condition")
-        config = {"frequencies": list(frequencies), "heads": heads, "hidden": hidden, "condition": condition}
-        super().__init__(None, normalize=normalize, **config)
-        *first, last = frequencies
-        self.stages = nn.ModuleList(
-            [*(_FourierStage(k, condition) for k in first), _FourierStage(last, condition, heads, hidden)]
+        super().__init__(
+            None,
+            normalize=normalize,
+            frequencies=list(frequencies),
+            smoothness=smoothness,
+            heads=heads,
+            hidden=hidden,
+            condition=condition,
         )
+        *first, last = frequencies
+        self.stages = nn.ModuleList(_FourierStage(count, smoothness, condition) for count in first)
+        self.stages.append(_FourierStage(last, smoothness, condition, heads, hidden))
 
     def network(self, x: Tensor, where: Tensor | None = None) -> Tensor:
         """See `Sorter.network`."""
@@ -576,20 +605,17 @@ class _FourierStage(nn.Module):
     period = 2.5
     """Above 2, so that the square wave is a sign function for all differences of coordinates in (-1, 1)."""
 
-    width = 2.0
-    """Of the damping's Gaussian at the highest frequency, for the first head: less is sharper, and rings more."""
-
     frequencies: Tensor
     series: Tensor
 
-    def __init__(self, frequencies: int, condition: int, heads: int = 1, hidden: int = 0) -> None:
+    def __init__(self, frequencies: int, smoothness: float, condition: int, heads: int = 1, hidden: int = 0) -> None:
         super().__init__()
         self.hidden = hidden
         odd = [2 * k + 1 for k in range(frequencies)]
         self.register_buffer("frequencies", torch.tensor([2 * math.pi / self.period * m for m in odd]))
         self.register_buffer("series", torch.tensor([2 / math.pi / m for m in odd]))
         # Gaussian damping removes the ringing of a cut series; the first head is the sharpest
-        widths = [self.width * 2 ** (h / 2) for h in range(heads)]
+        widths = [smoothness * 2 ** (h / 2) for h in range(heads)]
         damping = [[math.exp(-((width * m / odd[-1]) ** 2) / 2) for m in odd] for width in widths]
         self.odd = nn.Parameter(torch.tensor(damping))  # (heads, K)
         adapt = nn.Linear(condition, frequencies + hidden)
@@ -606,23 +632,22 @@ class _FourierStage(nn.Module):
     def forward(self, y: Tensor, where: Tensor | None, count: Tensor) -> Tensor:
         angles = y.unsqueeze(-1) * self.frequencies
         waves = torch.cat([angles.cos(), angles.sin()], -1)  # (B, n, 2 K)
-        real = torch.ones_like(y) if where is None else where.to(y.dtype)
-        summary = torch.einsum("bnk,bn->bk", waves, real) / count
+        summary = waves.mean(-2) if where is None else (where.to(y.dtype).unsqueeze(-2) @ waves).squeeze(-2) / count
         cos, sin = summary.chunk(2, -1)  # (B, K)
         adapt = self.condition(torch.cat([cos**2 + sin**2, count**-0.5], -1))
-        gain, shift = adapt.split([cos.shape[-1], self.hidden], -1)
+        gain, shift = (part.unsqueeze(-2) for part in adapt.split([cos.shape[-1], self.hidden], -1))
         cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
-        steps = self.odd * self.series * (1 + gain.unsqueeze(-2))  # (B, heads, K)
-        ranks = waves @ torch.cat([-steps * sin, steps * cos], -1).mT  # (B, n, heads)
-        sharpest: Tensor = ranks[..., 0]
+        odd = self.odd * self.series * (1 + gain)  # (B, heads, K)
+        filters = torch.cat([-odd * sin, odd * cos], -1)
         if not self.hidden:
-            return sharpest
-        densities = waves @ torch.cat([self.even * cos, self.even * sin], -1).mT
+            return (waves @ filters.mT).squeeze(-1)
+        filters = torch.cat([filters, torch.cat([self.even * cos, self.even * sin], -1)], -2)
+        ranks, densities = (waves @ filters.mT).chunk(2, -1)  # (B, n, heads)
         # 16 and 0.1: both inputs of the gate near unit size, a small correction at first
         differences = torch.cat([ranks[..., :1], 16 * (ranks[..., 1:] - ranks[..., :-1])], -1)
-        gate = functional.silu(self.densities(densities) + shift.unsqueeze(-2))
+        gate = functional.silu(self.densities(densities) + shift)
         correction: Tensor = self.correction(torch.tanh(self.differences(differences)) * gate)
-        return sharpest + 0.1 * correction.squeeze(-1)
+        return ranks[..., 0] + 0.1 * correction.squeeze(-1)
 
 
 def need_seq_len(name: str, seq_len: int | None, otherwise: str = "or use a length-free sorter such as 'set'") -> int:

@@ -95,7 +95,7 @@ def test_training_and_header_come_back(tmp_path: Path) -> None:
         "seed": 3,
         "steps": 100,
         "lengths": [10, 300],
-        "score_range": [-1.0, 2.5],
+        "scores": [-1.0, 2.5],
         "errors": {"uniform": 0.004, "normal": 0.005},
     }
     sorter = small_sorter("set")
@@ -581,7 +581,9 @@ def test_import_gives_the_outputs_of_the_original(model: str, zipped: bool, tmp_
     name = MODELS_2019[model][1]
     assert (sorter.name, sorter.normalize, sorter.frozen) == (name, False, True)
     assert sorter.seq_len == (None if name in ("gru", "gru-sum") else n)
-    assert sorter.trained == {"source": "sodeep 2019", "lengths": [n, n], "epoch": 17, "validation_error": 0.0123}
+    assert sorter.trained_lengths == (n, n)
+    assert sorter.trained_range == (-4.0, 4.0)
+    assert (sorter.trained["epoch"], sorter.trained["validation_error"]) == (17, 0.0123)
     scores = normal(3, n, seed=2)
     torch.testing.assert_close(sorter(scores), n * network(scores), rtol=1e-5, atol=1e-5 * n)
     # and through our own file

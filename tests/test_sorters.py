@@ -462,6 +462,24 @@ def test_standardise_of_the_widest_list() -> None:
     )
 
 
+@every_sorter
+def test_a_sorter_that_does_not_normalise_warns_outside_its_range(name: str) -> None:
+    sorter = small_sorter(name, normalize=False).freeze()
+    scores = normal(LENGTH).clamp(-1, 1)
+    sorter(1000 + scores)  # nothing known of its range
+    sorter.trained = {"scores": [-1.0, 1.0]}
+    where = torch.ones(2, LENGTH, dtype=torch.bool)
+    padded = torch.cat([scores, torch.full((LENGTH,), 1000.0)])
+    sorter(padded, torch.arange(2 * LENGTH) < LENGTH)
+    sorter(scores.expand(2, LENGTH), where)
+    message = (
+        f"The scores reach from 999 to 1001, and this {name} sorter, which does not normalise them, was trained on "
+        "-1 to 1: its ranks are unreliable. Scale the scores, or use a sorter that normalises."
+    )
+    with pytest.warns(UserWarning, match=whole(message)):
+        sorter(1000 + scores)
+
+
 # ---- bad input ----
 
 
@@ -552,6 +570,7 @@ def test_sorter_on_another_device_is_an_error() -> None:
         ("lstm", {"seq_len": 9, "head": "conv"}, "`head` must be one of dense, item, sum, got 'conv'."),
         ("lstm", {"seq_len": 9, "normalize": 1}, "`normalize` must be True or False, got 1."),
         ("set", {"frequencies": 16}, "`frequencies` must be a list of whole numbers, one for each stage, got 16."),
+        ("set", {"smoothness": 0}, "`smoothness` must be a positive number, got 0."),
         ("set", {"frequencies": [16, 0]}, "`frequencies` must be a whole number from 1 to 1024, got 0."),
         (
             "cnn",
