@@ -11,7 +11,8 @@ softened. Only the ranks of the relevant items matter, so the walk goes over (qu
 time, and takes the gradient in closed form as it goes: no graph is stored, and memory is O(Q N) whatever the classes.
 
 Quantised (`quantized_ap_loss`, `fast_ap_loss`): a histogram of similarities, softened. A similarity falls into two
-neighbouring bins, so a histogram is a count and one scatter-add, whatever the number of bins.
+neighbouring bins, so that a histogram takes two scatter-adds, whatever the number of bins. The gradient is in closed
+form here as well.
 
     >>> scores = torch.tensor([[0.9, 0.2, 0.4], [0.3, 0.8, 0.1]])
     >>> relevant = torch.tensor([[False, True, False], [False, False, False]])
@@ -99,8 +100,7 @@ class _PerQuery(torch.autograd.Function):
     def backward(ctx: Any, by_value: Tensor | None, by_slope: Tensor | None) -> tuple[Tensor | None, ...]:
         if by_slope is not None and not compiling():
             raise NotImplementedError(
-                "second derivatives of the pairwise retrieval losses are not implemented. "
-                "Drop create_graph=True, or take the quantised ones (quantized_ap_loss, fast_ap_loss)."
+                "second derivatives of the retrieval losses are not implemented. Drop create_graph=True."
             )
         if by_value is None:
             return None, None, *ctx.unused
@@ -189,6 +189,46 @@ def _recall_at_k(
         _add_slope(slope, pairs, sigmoid.addcmul_(sigmoid, sigmoid, value=-1).mul_(weight))
         start += len(sigmoid)
     return value, slope
+
+
+@_opaque("int num_bins, float low, float high")
+def _quantized_ap(scores: Tensor, positive: Tensor, num_bins: int, low: float, high: float) -> tuple[Tensor, Tensor]:
+    value, slope = scores.new_zeros(scores.shape[0]), torch.empty_like(scores)
+    last, gap = num_bins - 1, (high - low) / (num_bins - 1)
+    rows = max(1, _chunk_elements(scores.device) // scores.shape[1])
+    for start in range(0, len(scores), rows):
+        chunk = slice(start, start + rows)
+        s, relevant = scores[chunk], positive[chunk].to(scores.dtype)
+        # a score lies between two centres: the histograms get its two shares, of other, relevant and masked items
+        steps_down = (high - s) / gap
+        clamped = steps_down.clamp(0, last)
+        inside = steps_down.eq_(clamped)
+        upper = clamped.floor().clamp_(max=last - 1)
+        to_lower = clamped.sub_(upper)
+        slot = upper.add_(relevant, alpha=num_bins).add_(s == -torch.inf, alpha=2 * num_bins).long()
+        h = s.new_zeros(len(s), 3 * num_bins).scatter_add_(1, slot, 1 - to_lower)
+        h = h.scatter_add_(1, slot.add_(1), to_lower).view(-1, 3, num_bins)
+        h_positive, h_all = h[:, 1], h[:, 0] + h[:, 1]
+
+        count = relevant.sum(1, keepdim=True).clamp(min=1)
+        seen_positive, seen = h_positive.cumsum(1), h_all.cumsum(1)
+        seen.masked_fill_(seen == 0, 1)
+        precision = seen_positive / seen
+        value[chunk] = (precision * h_positive / count).sum(1)
+
+        # d AP / d h_m: what is in bin m has been seen in every later bin too; a relevant item also is recall in its own
+        by_seen = h_positive / seen / count
+        by_other = _sum_from(-by_seen * precision)
+        by_relevant = by_other + _sum_from(by_seen) + precision / count
+        by_h = torch.stack([by_other, by_relevant, torch.zeros_like(by_other)], 1).flatten(1)
+        by_step = torch.diff(by_h, dim=1, prepend=by_h[:, :1])  # from the upper centre to the lower
+        torch.gather(by_step, 1, slot, out=slope[chunk]).mul_(inside).div_(-gap)
+    return value, slope
+
+
+def _sum_from(x: Tensor) -> Tensor:
+    """Sums of a row from each column to the last."""
+    return x.flip(1).cumsum(1).flip(1)
 
 
 def _per_query(operator: _Operator, lists: Lists, *options: Any) -> Tensor:
@@ -322,6 +362,7 @@ def quantized_ap_loss(
     Raises:
         TypeError, ValueError: for scores, relevance or a mask of a wrong dtype, shape or device, scores that are not
             finite, fewer than 2 bins, or `low` not below `high`.
+        NotImplementedError: when a second derivative is taken.
 
     References:
         Revaud, Almazán, Rezende, de Souza. Learning with Average Precision: Training Image Retrieval with a Listwise
@@ -338,11 +379,7 @@ def quantized_ap_loss(
         raise ValueError(f"`low` must be below `high` and both finite, got low={low!r} and high={high!r}.")
     lists = prepare(scores, relevant, where)
     items = _with_self(lists) if include_self else lists
-    h_positive, h_negative = _soft_histograms(items, num_bins, low, high)
-    seen_positive = h_positive.cumsum(1)
-    seen = seen_positive + h_negative.cumsum(1)
-    precision = seen_positive / seen.masked_fill(seen == 0, 1)
-    ap = (precision * h_positive).sum(1) / items.positive.sum(1).clamp(min=1)
+    ap = _per_query(_quantized_ap, items, num_bins, low, high)
     return mean_over_defined(1 - ap, lists.positive.sum(1) > 0, lists.scores, return_stats)
 
 
@@ -353,19 +390,6 @@ class QuantizedAPLoss(Loss):
 
     def __init__(self, num_bins: int = 20, low: float = -1.0, high: float = 1.0, include_self: bool = False) -> None:
         super().__init__(num_bins=num_bins, low=low, high=high, include_self=include_self)
-
-
-def _soft_histograms(lists: Lists, num_bins: int, low: float, high: float) -> tuple[Tensor, Tensor]:
-    """Triangular-kernel histograms (Q, num_bins) of relevant and of other items, from `high` down to `low`."""
-    steps_down = ((high - lists.scores) * ((num_bins - 1) / (high - low))).clamp(0, num_bins - 1)
-    upper_bin = steps_down.detach().floor().clamp(max=num_bins - 2)
-    to_lower = steps_down - upper_bin
-    # three histograms in one: of relevant items, of others, of what is masked
-    kind = 2 - 2 * lists.positive.int() - lists.negative.int()
-    slot = (upper_bin.int() + num_bins * kind).long()
-    histogram = lists.scores.new_zeros(len(slot), 3 * num_bins)
-    histogram = histogram.scatter_add(1, slot, 1 - to_lower).scatter_add(1, slot + 1, to_lower)
-    return histogram[:, :num_bins], histogram[:, num_bins : 2 * num_bins]
 
 
 @full_precision
@@ -400,6 +424,7 @@ def fast_ap_loss(
     Raises:
         TypeError, ValueError: for scores, relevance or a mask of a wrong dtype, shape or device, scores that are not
             finite, or no bin.
+        NotImplementedError: when a second derivative is taken.
 
     References:
         Cakir, He, Xia, Kulis, Sclaroff. Deep Metric Learning to Rank. CVPR 2019.
