@@ -559,8 +559,8 @@ class _Laplace(_Pairs):
         below, above = cls.running_sums(None, place, width.tau)
         # counting from the top, and moving half of each tail across: an item just above adds 1/2, not 1
         position = torch.arange(x.shape[-1], 0, -1, dtype=torch.float64, device=x.device)
-        density = below + above
-        ranks = below.sub_(above).mul_(0.5).add_(position)
+        density = above.add_(below)
+        ranks = below.sub_(density, alpha=0.5).add_(position)  # position + (below - above) / 2
         return x.scatter(-1, order, ranks.to(x.dtype)), place, order, density
 
     @classmethod
@@ -584,7 +584,7 @@ class _Laplace(_Pairs):
 
     @classmethod
     def place(cls, y: Tensor, width: _Width) -> Tensor:
-        """What `running_sums` wants to know of the sorted scores."""
+        """What `running_sums` wants to know of the sorted scores; `y` may be overwritten."""
         return _above_minus_infinity(y)
 
     @classmethod
@@ -609,13 +609,16 @@ class _NarrowLaplace(_Laplace):
 
     @classmethod
     def place(cls, y: Tensor, width: _Width) -> Tensor:
-        return (y - width.middle).div_(width.tau).exp_()
+        return y.sub_(width.middle).div_(width.tau).exp_()
 
     @classmethod
     def running_sums(cls, u: Tensor | None, place: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
-        up, down = (place, place.reciprocal()) if u is None else (u * place, u / place)
-        # not total minus the sum from below: that would cancel
-        return up.cumsum(-1).div_(place), down.flip(-1).cumsum_(-1).flip(-1).mul_(place)
+        if u is None:
+            below, above = place.cumsum(-1), place.flip(-1).reciprocal_()
+        else:
+            below, above = (u * place).cumsum_(-1), (u / place).flip(-1)
+        # a running sum from the top, not the total minus the one from below, which would cancel
+        return below.div_(place), above.cumsum_(-1).flip(-1).mul_(place)
 
 
 def _above_minus_infinity(x: Tensor) -> Tensor:

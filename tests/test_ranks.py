@@ -134,6 +134,18 @@ def test_soft_rank_and_gradient_are_the_pairwise_sum(rank_fn, spread, tau):
     assert_close(got, want, rtol=1e-9, atol=1e-12 * float(want.abs().max()))
 
 
+@pytest.mark.parametrize("shape", [(2, 700), (3, 512), (1, 1100), (900, 17)])
+def test_sigmoid_tiles_cover_every_pair_once(shape):
+    scores, weights = draw(*shape), draw(*shape, seed=1)
+    where = draw_mask(*shape)
+    tau = torch.tensor(0.1, dtype=torch.float64)
+    assert_close(sigmoid_rank(scores, 0.1), soft_reference(sigmoid_rank, scores, 0.1))
+    want = gradient(lambda s: soft_reference(sigmoid_rank, s, 0.1), scores, weights)
+    assert_close(gradient(sigmoid_rank, scores, weights, tau=0.1), want)
+    masked = sigmoid_rank(scores, tau.view((1,) * scores.ndim), where)
+    assert_close(masked[-1][where[-1]], soft_reference(sigmoid_rank, scores[-1][where[-1]], tau))
+
+
 def test_laplace_rank_is_the_same_on_both_sides_of_its_switch():
     scores = draw(1, 500)
     span = scores.max() - scores.min()
