@@ -373,7 +373,8 @@ class _Run:
         # the vectors are residuals, what a Spearman loss will send back: these ranks minus those of another order
         shuffled = torch.rand(some.shape, generator=generator, device=self.device).argsort(-1)
         residual = (target[:count] - target[:count].gather(-1, shuffled)) / n
-        mismatch = gradient_mismatch(ranks, some, residual, config.gradient_tau)
+        # at one width a short list, whose items lie further apart, would be smoothed over fewer of them
+        mismatch = gradient_mismatch(ranks, some, residual, config.gradient_tau * min(1.0, n / 100))
         if count < len(scores):
             ranks = torch.cat([ranks, self.network(scores[count:])])
         return value_loss(ranks / n, target / n) + config.gradient_weight * mismatch
