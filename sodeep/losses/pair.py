@@ -34,7 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sodeep._checks import check_at_least, check_choice, check_positive, describe
+from sodeep._checks import check_at_least, check_choice, check_positive, compiling, describe
 from sodeep._precision import full_precision
 from sodeep.losses._common import Lists, Loss, mean_over_defined, prepare
 
@@ -92,6 +92,8 @@ class _LogSumExp(torch.autograd.Function):
 
 
 def _logsumexp(x: Tensor, mask: Tensor) -> Tensor:
+    if compiling():  # which fuses it all
+        return _LogSumExp.forward(x, mask)
     result: Tensor = _LogSumExp.apply(x, mask)  # type: ignore[no-untyped-call]
     return result
 
@@ -219,14 +221,14 @@ def triplet_loss(
         # many active triplets each item is, and these counts are the gradient.
         count_p, count_n = _active_triplets(lists, margin, semihard=mining == "semihard")
         active = count_p.sum(-1)
-        values = ((count_n - count_p) * s).sum(-1) / active.clamp(min=1) + margin * (active > 0)
+        values = (((count_n - count_p) * s).sum(-1) + margin * active) / active.clamp(min=1)
     return _mean_over_both(values, lists, scores, return_stats)
 
 
 @torch.no_grad()
 def _active_triplets(lists: Lists, margin: float, semihard: bool) -> tuple[Tensor, Tensor]:
     """In how many active triplets each positive and each negative is: two (Q, N), 0 elsewhere."""
-    s, positive, negative, _ = lists
+    s, positive, negative = lists.scores.contiguous(), lists.positive, lists.negative  # searchsorted warns otherwise
     # A negative is active with a run of the positives in rising order: from `first` up to, not including, `last`.
     rising, order = s.masked_fill(~positive, float("inf")).sort(dim=-1)
     last = torch.searchsorted(rising, s + margin)  # positives with s_p < s_n + margin
@@ -478,7 +480,8 @@ def _check_steepness(alpha: float, beta: float, base: float) -> None:
 
 def _exponent(lists: Lists, alpha: float, beta: float, base: float) -> Tensor:
     """The exponents: alpha (base - s) for positives, beta (s - base) for the others."""
-    return (lists.scores - base) * torch.where(lists.positive, -alpha, beta).to(lists.scores.dtype)
+    above = lists.scores - base
+    return torch.where(lists.positive, -alpha * above, beta * above)
 
 
 @full_precision
