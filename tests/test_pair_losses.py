@@ -327,9 +327,20 @@ def test_offset_does_not_cost_triplets_their_precision():
     torch.testing.assert_close(value, pair.triplet_loss(scores, relevant, margin=0.25), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("mining", ["all", "semihard"])
+@pytest.mark.parametrize("scale", [1, 1e9])
+def test_few_positives_or_many_is_the_same_triplet_loss(mining, scale, monkeypatch):
+    scores, relevant = batch(q=5, n=40, dtype=torch.float32, seed=3)
+    scores = (scores * 16).round() / 16 * scale
+    loss = partial(pair.triplet_loss, mining=mining, margin=0.25)
+    few = gradient(loss, scores, relevant)
+    monkeypatch.setattr(pair, "FEW_POSITIVES", 0)
+    torch.testing.assert_close(gradient(loss, scores, relevant), few, rtol=0, atol=0)
+
+
 def test_histogram_of_millions_of_equal_pairs():
     """A float32 counter stops at 2^24."""
-    scores = torch.full((4200, 4200), 0.5)
+    scores = torch.full((4200, 4200), 0.5)  # 17.6 million pairs
     relevant = torch.zeros_like(scores, dtype=torch.bool)
     scores[0, 0], relevant[0, 0] = 0.9, True
     scores[1:, 0] = 0.95
