@@ -60,7 +60,7 @@ def pair_weights(loss: Callable[..., Any], scores: Tensor, relevant: Tensor, whe
         leaf = scores.detach().clone().requires_grad_()
         value = loss(leaf, relevant, **options)
         if not isinstance(value, Tensor):
-            raise TypeError(f"`loss` must give a scalar tensor, got {describe(value)}. Leave return_stats off.")
+            raise TypeError(f"`loss` must give a scalar tensor, got {type(value).__name__}. Leave return_stats off.")
         if value.ndim != 0:
             raise ValueError(f"`loss` must give a scalar tensor, got shape {tuple(value.shape)}. Take its mean.")
         if not value.requires_grad:

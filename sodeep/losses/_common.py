@@ -51,7 +51,7 @@ def mean_over_defined(
     count = defined.sum()
     loss = values.masked_fill(~defined, 0).sum() / count.clamp(min=1)
     if not values.requires_grad:
-        loss = loss + 0 * scores.sum()
+        loss = loss + scores.flatten()[:0].sum()  # zero terms: 0 * scores would be NaN where a masked score is
     if readable(count) and int(count) == 0:
         warnings.warn(
             f"0 of {defined.numel()} lists have {needs}: the loss is a constant 0 for this batch.",

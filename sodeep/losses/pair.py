@@ -34,7 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sodeep._checks import check_at_least, check_choice, check_positive, describe
+from sodeep._checks import check_at_least, check_choice, check_positive, compiling, describe, readable
 from sodeep._precision import full_precision
 from sodeep.losses._common import Lists, Loss, mean_over_defined, prepare
 
@@ -71,28 +71,29 @@ class _LogSumExp(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def softmax(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """The masked `x` and its softmax."""
+    def forward(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         # finite, since a row of -inf would have a NaN softmax, and far enough from the end of the range to be added to
         x = torch.where(mask, x, torch.finfo(x.dtype).min / 4)
-        return x, x.softmax(-1)
+        shares = x.softmax(-1)
+        return x.amax(-1) - shares.amax(-1).log(), shares
 
     @staticmethod
-    def forward(x: Tensor, mask: Tensor) -> Tensor:
-        x, shares = _LogSumExp.softmax(x, mask)
-        return x.amax(-1) - shares.amax(-1).log()
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(*inputs, output[1])
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad.unsqueeze(-1) * _LogSumExp.softmax(*ctx.saved_tensors)[1], None
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None]:
+        x, mask, shares = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative is wanted
+            shares = _LogSumExp.forward(x, mask)[1]
+        return grad.unsqueeze(-1) * shares, None
 
 
 def _logsumexp(x: Tensor, mask: Tensor) -> Tensor:
-    result: Tensor = _LogSumExp.apply(x, mask)  # type: ignore[no-untyped-call]
+    if compiling():  # which fuses it all
+        return _LogSumExp.forward(x, mask)[0]
+    result: Tensor = _LogSumExp.apply(x, mask)[0]  # type: ignore[no-untyped-call]
     return result
 
 
@@ -152,9 +153,12 @@ def contrastive_loss(
     _check_number(neg_margin, "neg_margin")
     lists = prepare(scores, relevant, where)
     s, positive, negative, _ = lists
-    hinge = torch.where(positive, pos_margin - s, s - neg_margin)
-    active = hinge > 0
-    values = _mean(hinge, active & positive) + _mean(hinge, active & negative)
+    with torch.no_grad():  # once it is known which hinges are active, their means are linear in the scores
+        near, far = negative & (s > neg_margin), positive & (s < pos_margin)
+        num_near, num_far = near.sum(-1, keepdim=True), far.sum(-1, keepdim=True)
+        weights = near / num_near.clamp(min=1).to(s.dtype) - far / num_far.clamp(min=1).to(s.dtype)
+    bounds = pos_margin * (num_far > 0).to(s.dtype) - neg_margin * (num_near > 0).to(s.dtype)
+    values = (weights * s).sum(-1) + bounds.squeeze(-1)
     return mean_over_defined(values, (positive | negative).any(-1), scores, return_stats, needs="a real item")
 
 
@@ -219,28 +223,49 @@ def triplet_loss(
         # many active triplets each item is, and these counts are the gradient.
         count_p, count_n = _active_triplets(lists, margin, semihard=mining == "semihard")
         active = count_p.sum(-1)
-        values = ((count_n - count_p) * s).sum(-1) / active.clamp(min=1) + margin * (active > 0)
+        values = (((count_n - count_p) * s).sum(-1) + margin * active) / active.clamp(min=1)
     return _mean_over_both(values, lists, scores, return_stats)
+
+
+FEW_POSITIVES = 32
+"""Up to so many a list, going through them one by one is quicker than sorting (both cost the same at about 50)."""
 
 
 @torch.no_grad()
 def _active_triplets(lists: Lists, margin: float, semihard: bool) -> tuple[Tensor, Tensor]:
-    """In how many active triplets each positive and each negative is: two (Q, N), 0 elsewhere."""
-    s, positive, negative, _ = lists
-    # A negative is active with a run of the positives in rising order: from `first` up to, not including, `last`.
-    rising, order = s.masked_fill(~positive, float("inf")).sort(dim=-1)
-    last = torch.searchsorted(rising, s + margin)  # positives with s_p < s_n + margin
-    if semihard:
-        first = torch.searchsorted(rising, s, right=True)  # less those with s_p <= s_n
-        last = torch.maximum(first, last)  # at scores so large that s + margin is s
+    """In how many active triplets each positive and each negative is: two (Q, N), 0 elsewhere.
+
+    A triplet is active when s_p < s_n + margin, and semi-hard when s_n < s_p as well.
+    """
+    s, positive, negative = lists.scores.contiguous(), lists.positive, lists.negative  # searchsorted warns otherwise
+    # In rising order, which is the natural one for the sums below.
+    marked = torch.where(positive, s, float("inf"))
+    most = int(positive.sum(-1).max()) if len(s) and readable(s) else s.shape[-1]
+    if most <= FEW_POSITIVES:
+        rising, order = marked.topk(most, largest=False)
+        count_n, counts = torch.zeros_like(s), torch.zeros_like(rising)
+        for k in range(most):
+            active = negative & (rising[:, k : k + 1] < s + margin)
+            if semihard:
+                active &= rising[:, k : k + 1] > s
+            count_n += active
+            counts[:, k] = active.sum(-1)
     else:
-        first = torch.zeros_like(last)
-    real = negative.to(s.dtype)
-    count_n = (last - first) * real
-    # The same runs, counted by positive: +1 where a run begins, -1 where it ends, and a running sum.
-    steps = s.new_zeros(s.shape[0], s.shape[1] + 1).scatter_add(-1, first, real).scatter_add(-1, last, -real)
-    count_p = torch.zeros_like(s).scatter(-1, order, steps.cumsum(-1)[:, :-1])
-    return count_p.masked_fill(~positive, 0), count_n
+        rising, order = marked.sort(dim=-1)
+        # A negative is active with a run of the positives: from `first` up to, not including, `last`.
+        last = torch.searchsorted(rising, s + margin)
+        if semihard:
+            first = torch.searchsorted(rising, s, right=True)
+            last = torch.maximum(first, last)  # at scores so large that s + margin is s
+        else:
+            first = torch.zeros_like(last)
+        real = negative.to(s.dtype)
+        count_n = (last - first) * real
+        # The same runs, counted by positive: +1 where a run begins, -1 where it ends, and a running sum.
+        steps = s.new_zeros(s.shape[0], s.shape[1] + 1).scatter_add(-1, first, real).scatter_add(-1, last, -real)
+        counts = steps.cumsum(-1)[:, :-1]
+    # slots beyond the positives of a list hold infinity, with which nothing is active
+    return torch.zeros_like(s).scatter(-1, order, counts), count_n
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -478,7 +503,8 @@ def _check_steepness(alpha: float, beta: float, base: float) -> None:
 
 def _exponent(lists: Lists, alpha: float, beta: float, base: float) -> Tensor:
     """The exponents: alpha (base - s) for positives, beta (s - base) for the others."""
-    return (lists.scores - base) * torch.where(lists.positive, -alpha, beta).to(lists.scores.dtype)
+    above = lists.scores - base
+    return torch.where(lists.positive, -alpha * above, beta * above)
 
 
 @full_precision
