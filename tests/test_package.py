@@ -22,6 +22,7 @@ ORDER = [
     "evaluation",
     "pictures",
     "training",
+    "refresh",
     "scale",
     "losses._common",
     "losses.rank",
