@@ -75,6 +75,7 @@ from sodeep.metrics import (
     spearman_corr,
 )
 from sodeep.ranks import blackbox_rank, exact_rank, laplace_rank, sigmoid_rank, straight_through
+from sodeep.refresh import RefreshedSorter, RefreshResult
 from sodeep.samplers import BalancedBatchSampler
 from sodeep.scale import gather, multistage_backward
 from sodeep.sorters import SORTERS, Sorter, build_sorter
@@ -107,6 +108,8 @@ __all__ = [
     "QuantizedAPLoss",
     "RecallAtKLoss",
     "RecallLoss",
+    "RefreshResult",
+    "RefreshedSorter",
     "SmoothAPLoss",
     "Sorter",
     "SorterCard",

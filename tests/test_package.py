@@ -23,6 +23,7 @@ ORDER = [
     "evaluation",
     "pictures",
     "training",
+    "refresh",
     "scale",
     "losses._common",
     "losses.rank",
