@@ -250,7 +250,7 @@ def import_sorter(checkpoint: Path, out: Path, overwrite: bool) -> None:
     """Convert CHECKPOINT, written by the 2019 training script, to OUT (.safetensors), running no code from it."""
     _keep(out, overwrite)
     sorter = sodeep.import_sodeep2019(checkpoint)
-    sodeep.save_sorter(out, sorter, training={"imported_from": checkpoint.name})
+    sodeep.save_sorter(out, sorter, training={**sorter.trained, "imported_from": checkpoint.name})
     length = "any length" if sorter.seq_len is None else f"n = {sorter.seq_len}"
     click.echo(f"Wrote {out}: {sorter.name}, {length}.")
 

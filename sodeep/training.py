@@ -277,7 +277,7 @@ def train_sorter(
         result = run.result(path)
         log.finish(result)
     if path is not None:
-        save_sorter(path, result.sorter, training=run.card(result))
+        save_sorter(path, result.sorter, training=result.sorter.trained)
         state_path(path).unlink(missing_ok=True)
     return result
 
@@ -510,11 +510,11 @@ class _Run:
         sorter = self._fresh_sorter()
         sorter.load_state_dict({name: t.cpu() for name, t in self.best.items()})
         best = min(self.history, key=lambda row: float(row["objective"]))
-        return TrainResult(
-            sorter.freeze(), self.config, dict(best["errors"]), self.history, self.step, self.seconds, path
-        )
+        errors = dict(best["errors"])
+        sorter.trained = self.card(errors)
+        return TrainResult(sorter.freeze(), self.config, errors, self.history, self.step, self.seconds, path)
 
-    def card(self, result: TrainResult) -> dict[str, Any]:
+    def card(self, errors: Mapping[str, float]) -> dict[str, Any]:
         """What the file says of its training: nothing that another run of the same config would say otherwise."""
         n = self.config.seq_len
         drawn = torch.cat([x.flatten() for x in self.validation["validation"]])
@@ -523,7 +523,7 @@ class _Run:
             "seed": self.config.seed,
             "lengths": list(self.config.lengths) if n is None else [n, n],
             "scores": [float(drawn.min()), float(drawn.max())],
-            "errors": result.errors,
+            "errors": dict(errors),
             "config": self.config.to_dict(),
         }
 
