@@ -76,7 +76,8 @@ def multistage_backward(
         for chunk in chunks:
             states.append(_random_state())
             pieces.append(_encode(encoder, _take(inputs, chunk)))
-    # Autocast has cached half-precision copies of the weights; made without a graph, they would lead nowhere.
+    # Up to torch 2.4 at least, autocast has now cached half-precision copies of the weights, made without a graph.
+    # The second pass would take them, and no gradient would reach the weights.
     torch.clear_autocast_cache()
 
     columns = list(zip(*pieces, strict=True))  # for each tensor that the encoder returns, one piece a chunk
