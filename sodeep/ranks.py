@@ -645,12 +645,11 @@ class _BlackboxRank(Function):
     def backward(ctx: Any, g: Tensor) -> Any:
         x, where, ranks = ctx.saved_tensors
         g = _clear(g, where)
-        count = x.shape[-1] if where is None else where.sum(-1, keepdim=True).clamp(min=1)
-        if ctx.lam is None:
-            deviation = _clear(x - _clear(x, where).sum(-1, True) / count, where)
-            deviation, size = deviation.norm(dim=-1, keepdim=True), g.norm(dim=-1, keepdim=True)
-            lam = BLACKBOX_STEP * torch.where(deviation > 0, deviation, 1) / torch.where(size > 0, size, 1)
-        else:
-            lam = ctx.lam
-        moved = _average_rank(x + lam * g, where)
-        return (moved - ranks) / lam, None, None
+        lam = ctx.lam
+        if lam is None:
+            count = x.shape[-1] if where is None else where.sum(-1, keepdim=True).clamp(min=1)
+            size = torch.linalg.vector_norm(g, dim=-1, keepdim=True, dtype=torch.float64)
+            deviation = SPREAD_PER_TAU * _measure(x, None, where).tau
+            lam = BLACKBOX_STEP * deviation * count**0.5 / size.masked_fill(size == 0, 1)  # without g nothing moves
+        moved = _average_rank((x + lam * g).to(x.dtype), where)
+        return ((moved - ranks) / lam).to(x.dtype), None, None
