@@ -647,7 +647,7 @@ class _BlackboxRank(Function):
         g = _clear(g, where)
         lam = ctx.lam
         if lam is None:
-            count = x.shape[-1] if where is None else where.sum(-1, keepdim=True).clamp(min=1)
+            count = x.shape[-1] if where is None else where.sum(-1, keepdim=True, dtype=torch.float64).clamp(min=1)
             size = torch.linalg.vector_norm(g, dim=-1, keepdim=True, dtype=torch.float64)
             deviation = SPREAD_PER_TAU * _measure(x, None, where).tau
             lam = BLACKBOX_STEP * deviation * count**0.5 / size.masked_fill(size == 0, 1)  # without g nothing moves
