@@ -365,7 +365,7 @@ def _measure(x: Tensor, tau: float | Tensor | None, where: Tensor | None) -> _Wi
         low, high, count = low.masked_fill(empty, 0), high.masked_fill(empty, 0), count.masked_fill(empty, 1)
     span = high - low
     if tau is None:
-        mean = _clear(x, where).sum(-1, keepdim=True, dtype=torch.float64) / count
+        mean = _clear(x, where).sum(-1, keepdim=True, dtype=torch.float64).div_(count)
         # over the span: no square leaves the range of float64
         deviation = _clear((x - mean).div_(span), where)
         width = torch.linalg.vector_norm(deviation, dim=-1, keepdim=True) * span / (count**0.5 * SPREAD_PER_TAU)
@@ -422,8 +422,9 @@ class _SoftRank(Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        gradient = _SoftRankGradient.apply(g, ctx.pairs, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
-        return gradient, None, None, None
+        # a Function costs as much as several kernels of a short list: only where its own derivative is wanted
+        gradient = _SoftRankGradient.apply if torch.is_grad_enabled() else _SoftRankGradient.value
+        return gradient(g, ctx.pairs, *ctx.saved_tensors), None, None, None
 
 
 class _SoftRankGradient(Function):
@@ -435,6 +436,10 @@ class _SoftRankGradient(Function):
     ) -> Tensor:
         ctx.pairs = pairs
         ctx.save_for_backward(g, x, where, tau, *state)
+        return _SoftRankGradient.value(g, pairs, x, where, tau, *state)
+
+    @staticmethod
+    def value(g: Tensor, pairs: type[_Pairs], x: Tensor, where: Tensor | None, tau: Tensor, *state: Tensor) -> Tensor:
         return _clear(pairs.gradient(_clear(g, where), _sink(x, where), tau, *state), where)
 
     @staticmethod
