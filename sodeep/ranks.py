@@ -365,7 +365,7 @@ def _measure(x: Tensor, tau: float | Tensor | None, where: Tensor | None) -> _Wi
         low, high, count = low.masked_fill(empty, 0), high.masked_fill(empty, 0), count.masked_fill(empty, 1)
     span = high - low
     if tau is None:
-        mean = _clear(x, where).sum(-1, keepdim=True, dtype=torch.float64) / count
+        mean = _clear(x, where).sum(-1, keepdim=True, dtype=torch.float64).div_(count)
         # over the span: no square leaves the range of float64
         deviation = _clear((x - mean).div_(span), where)
         width = torch.linalg.vector_norm(deviation, dim=-1, keepdim=True) * span / (count**0.5 * SPREAD_PER_TAU)
@@ -422,8 +422,9 @@ class _SoftRank(Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        gradient = _SoftRankGradient.apply(g, ctx.pairs, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
-        return gradient, None, None, None
+        # a Function costs as much as several kernels of a short list: only where its own derivative is wanted
+        gradient = _SoftRankGradient.apply if torch.is_grad_enabled() else _SoftRankGradient.value
+        return gradient(g, ctx.pairs, *ctx.saved_tensors), None, None, None
 
 
 class _SoftRankGradient(Function):
@@ -435,6 +436,10 @@ class _SoftRankGradient(Function):
     ) -> Tensor:
         ctx.pairs = pairs
         ctx.save_for_backward(g, x, where, tau, *state)
+        return _SoftRankGradient.value(g, pairs, x, where, tau, *state)
+
+    @staticmethod
+    def value(g: Tensor, pairs: type[_Pairs], x: Tensor, where: Tensor | None, tau: Tensor, *state: Tensor) -> Tensor:
         return _clear(pairs.gradient(_clear(g, where), _sink(x, where), tau, *state), where)
 
     @staticmethod
@@ -645,12 +650,11 @@ class _BlackboxRank(Function):
     def backward(ctx: Any, g: Tensor) -> Any:
         x, where, ranks = ctx.saved_tensors
         g = _clear(g, where)
-        count = x.shape[-1] if where is None else where.sum(-1, keepdim=True).clamp(min=1)
-        if ctx.lam is None:
-            deviation = _clear(x - _clear(x, where).sum(-1, True) / count, where)
-            deviation, size = deviation.norm(dim=-1, keepdim=True), g.norm(dim=-1, keepdim=True)
-            lam = BLACKBOX_STEP * torch.where(deviation > 0, deviation, 1) / torch.where(size > 0, size, 1)
-        else:
-            lam = ctx.lam
-        moved = _average_rank(x + lam * g, where)
-        return (moved - ranks) / lam, None, None
+        lam = ctx.lam
+        if lam is None:
+            count = x.shape[-1] if where is None else where.sum(-1, keepdim=True, dtype=torch.float64).clamp(min=1)
+            size = torch.linalg.vector_norm(g, dim=-1, keepdim=True, dtype=torch.float64)
+            deviation = SPREAD_PER_TAU * _measure(x, None, where).tau
+            lam = BLACKBOX_STEP * deviation * count**0.5 / size.masked_fill(size == 0, 1)  # without g nothing moves
+        moved = _average_rank((x + lam * g).to(x.dtype), where)
+        return ((moved - ranks) / lam).to(x.dtype), None, None

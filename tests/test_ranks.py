@@ -205,6 +205,8 @@ def test_gradient_scales_inversely_with_the_scores_and_linearly_with_the_incomin
     assert_close(gradient(rank_fn, scores * 2**20, weights) * 2**20, base)
     assert_close(gradient(rank_fn, scores, weights * 1e-12) * 1e12, base)
     assert_close(gradient(rank_fn, scores, weights * 0), base * 0)
+    scores, weights = scores.float(), weights.float()
+    assert_close(gradient(rank_fn, scores, weights * 2.0**-100) * 2.0**100, gradient(rank_fn, scores, weights))
 
 
 @each(ALL)
