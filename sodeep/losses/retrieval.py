@@ -156,15 +156,24 @@ def _sup_ap(
     for pairs in _walk(scores, positive):
         rank_among_positives = 1 + (torch.heaviside(pairs.gap, scores.new_tensor(0.5)) * pairs.friend).sum(1)
         gap = pairs.gap.masked_fill_(pairs.friend.bool(), -torch.inf)  # from here on, to the irrelevant items
-        sigmoid, far = torch.sigmoid(gap / tau), gap > delta
-        bound = torch.where(far, offset + rho * (gap - delta), sigmoid + 0.5 * (gap > 0))
+        curve = torch.sigmoid(gap.clamp(max=delta) / tau)
+        ahead = gap.sign().clamp_(min=0)
+        over = gap.sub_(delta).clamp_(min=0)
+        far = over.sign()
+        bound = curve + 0.5 * ahead + rho * over + (offset - _sup_ap_offset(tau, delta)) * far
         rank = rank_among_positives + bound.sum(1)
         precision = rank_among_positives / rank
         value.index_add_(0, pairs.query, precision * pairs.share)
         # only the bound moves: d precision / d bound = -precision / rank
-        by_gap = torch.where(far, rho, sigmoid * (1 - sigmoid) / tau)
+        by_gap = curve.addcmul_(curve, curve, value=-1).div_(tau)
+        by_gap += far * (rho - by_gap)
         _add_slope(slope, pairs, by_gap.mul_((-precision / rank * pairs.share).unsqueeze(1)))
     return value, slope
+
+
+def _sup_ap_offset(tau: float, delta: float) -> float:
+    """Where the curved part of the bound ends."""
+    return 0.5 + 1 / (1 + math.exp(-delta / tau))
 
 
 @_opaque("int[] ks, float tau_rank, float tau_k")
@@ -517,7 +526,7 @@ def sup_ap_loss(
     check_positive(rho, "rho")
     check_positive(delta, "delta")
     if offset is None:
-        offset = 0.5 + 1 / (1 + math.exp(-delta / tau))
+        offset = _sup_ap_offset(tau, delta)
     lists = prepare(scores, relevant, where)
     items = _with_self(lists) if include_self else lists
     loss = 1 - _per_query(_sup_ap, items, tau, rho, delta, offset)
