@@ -154,8 +154,8 @@ def _sup_ap(
 ) -> tuple[Tensor, Tensor]:
     value, slope = scores.new_zeros(scores.shape[0]), torch.zeros_like(scores)
     for pairs in _walk(scores, positive):
-        rank_among_positives = 1 + (torch.heaviside(pairs.gap, scores.new_tensor(0.5)) * pairs.friend).sum(1)
-        gap = pairs.gap.masked_fill_(pairs.friend.bool(), -torch.inf)  # from here on, to the irrelevant items
+        rank_among_positives = 1 + ((1 + pairs.gap.sign()) / 2 * pairs.friend).sum(1)
+        gap = torch.where(pairs.friend.bool(), -torch.inf, pairs.gap)  # from here on, to the irrelevant items
         curve = torch.sigmoid(gap.clamp(max=delta) / tau)
         ahead = gap.sign().clamp_(min=0)
         over = gap.sub_(delta).clamp_(min=0)
