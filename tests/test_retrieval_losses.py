@@ -327,6 +327,25 @@ def test_functional_transforms(name):
 
 
 @every_loss
+def test_nan_in_gives_nan_out_where_values_cannot_be_checked(name):
+    loss, *_ = LOSSES[name]
+    scores, target = lists(name)
+    scores[2, 5] = math.nan
+    values = torch.func.vmap(loss)(scores, target)
+    assert values.isnan().tolist() == [False, False, True, False, False, False]
+
+
+@every_loss
+def test_no_lists(name):
+    loss, *_ = LOSSES[name]
+    scores, target = lists(name)
+    with pytest.warns(UndefinedListWarning, match="^0 of 0 lists have a re.* item: the loss is a constant 0"):
+        value, grad = value_and_grad(loss, scores[:0], target[:0])
+    assert value == 0
+    assert grad.shape == (0, 11)
+
+
+@every_loss
 def test_descent_raises_the_exact_metric(name):
     loss, *_ = LOSSES[name]
     generator = torch.Generator().manual_seed(4)

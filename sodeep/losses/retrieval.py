@@ -212,7 +212,7 @@ def _quantized_ap(scores: Tensor, positive: Tensor, num_bins: int, low: float, h
         steps_down = (high - s) / gap
         clamped = steps_down.clamp(0, last)
         inside = steps_down.eq_(clamped)
-        upper = clamped.floor().clamp_(max=last - 1)
+        upper = clamped.floor().clamp_(max=last - 1).nan_to_num_(0.0)  # NaN goes on in its share, not as an index
         to_lower = clamped.sub_(upper)
         slot = upper.add_(relevant, alpha=num_bins).add_(s == -torch.inf, alpha=2 * num_bins).long()
         h = s.new_zeros(len(s), 3 * num_bins).scatter_add_(1, slot, 1 - to_lower)
