@@ -204,7 +204,7 @@ def _recall_at_k(
 def _quantized_ap(scores: Tensor, positive: Tensor, num_bins: int, low: float, high: float) -> tuple[Tensor, Tensor]:
     value, slope = scores.new_zeros(scores.shape[0]), torch.empty_like(scores)
     last, gap = num_bins - 1, (high - low) / (num_bins - 1)
-    rows = max(1, _chunk_elements(scores.device) // scores.shape[1])
+    rows = max(1, _chunk_elements(scores.device) // max(scores.shape[1], 3 * num_bins))
     for start in range(0, len(scores), rows):
         chunk = slice(start, start + rows)
         s, relevant = scores[chunk], positive[chunk].to(scores.dtype)
