@@ -327,6 +327,25 @@ def test_functional_transforms(name):
 
 
 @every_loss
+def test_nan_in_gives_nan_out_where_values_cannot_be_checked(name):
+    loss, *_ = LOSSES[name]
+    scores, target = lists(name)
+    scores[2, 5] = math.nan
+    values = torch.func.vmap(loss)(scores, target)
+    assert values.isnan().tolist() == [False, False, True, False, False, False]
+
+
+@every_loss
+def test_no_lists(name):
+    loss, *_ = LOSSES[name]
+    scores, target = lists(name)
+    with pytest.warns(UndefinedListWarning, match="^0 of 0 lists have a re.* item: the loss is a constant 0"):
+        value, grad = value_and_grad(loss, scores[:0], target[:0])
+    assert value == 0
+    assert grad.shape == (0, 11)
+
+
+@every_loss
 def test_descent_raises_the_exact_metric(name):
     loss, *_ = LOSSES[name]
     generator = torch.Generator().manual_seed(4)
@@ -390,7 +409,7 @@ def test_module_equals_function(module, loss, text):
 # The walk
 
 
-@pytest.mark.parametrize("name", ["smooth_ap", "sup_ap", "recall_at_k"])
+@every_retrieval_loss
 def test_chunks_change_nothing(name, monkeypatch):
     loss, *_ = LOSSES[name]
     scores, relevant = lists(name, Q=9, N=13)
@@ -495,11 +514,9 @@ def test_include_self_is_the_released_value():
     assert smooth_ap_loss(scores, relevant) > 0.75
 
 
-@every_retrieval_loss
+@pytest.mark.parametrize("name", ["smooth_ap", "quantized_ap", "quantized_ap_0_1", "sup_ap_alone"])
 def test_include_self_is_one_more_relevant_item(name):
     loss, *_ = LOSSES[name]
-    if name in ("fast_ap", "recall_at_k") or name in ("sup_ap", "sup_ap_released"):
-        pytest.skip("no such option, or a calibration beside it that does not see the query")
     scores, relevant = lists(name)
     one = torch.ones(6, 1, dtype=scores.dtype)
     longer = torch.cat([one, scores], 1), torch.cat([one.bool(), relevant], 1)

@@ -154,17 +154,26 @@ def _sup_ap(
 ) -> tuple[Tensor, Tensor]:
     value, slope = scores.new_zeros(scores.shape[0]), torch.zeros_like(scores)
     for pairs in _walk(scores, positive):
-        rank_among_positives = 1 + (torch.heaviside(pairs.gap, scores.new_tensor(0.5)) * pairs.friend).sum(1)
-        gap = pairs.gap.masked_fill_(pairs.friend.bool(), -torch.inf)  # from here on, to the irrelevant items
-        sigmoid, far = torch.sigmoid(gap / tau), gap > delta
-        bound = torch.where(far, offset + rho * (gap - delta), sigmoid + 0.5 * (gap > 0))
+        rank_among_positives = 1 + ((1 + pairs.gap.sign()) / 2 * pairs.friend).sum(1)
+        gap = torch.where(pairs.friend.bool(), -torch.inf, pairs.gap)  # from here on, to the irrelevant items
+        curve = torch.sigmoid(gap.clamp(max=delta) / tau)
+        ahead = gap.sign().clamp_(min=0)
+        over = gap.sub_(delta).clamp_(min=0)
+        far = over.sign()
+        bound = curve + 0.5 * ahead + rho * over + (offset - _sup_ap_offset(tau, delta)) * far
         rank = rank_among_positives + bound.sum(1)
         precision = rank_among_positives / rank
         value.index_add_(0, pairs.query, precision * pairs.share)
         # only the bound moves: d precision / d bound = -precision / rank
-        by_gap = torch.where(far, rho, sigmoid * (1 - sigmoid) / tau)
+        by_gap = curve.addcmul_(curve, curve, value=-1).div_(tau)
+        by_gap += far * (rho - by_gap)
         _add_slope(slope, pairs, by_gap.mul_((-precision / rank * pairs.share).unsqueeze(1)))
     return value, slope
+
+
+def _sup_ap_offset(tau: float, delta: float) -> float:
+    """Where the curved part of the bound ends."""
+    return 0.5 + 1 / (1 + math.exp(-delta / tau))
 
 
 @_opaque("int[] ks, float tau_rank, float tau_k")
@@ -195,7 +204,7 @@ def _recall_at_k(
 def _quantized_ap(scores: Tensor, positive: Tensor, num_bins: int, low: float, high: float) -> tuple[Tensor, Tensor]:
     value, slope = scores.new_zeros(scores.shape[0]), torch.empty_like(scores)
     last, gap = num_bins - 1, (high - low) / (num_bins - 1)
-    rows = max(1, _chunk_elements(scores.device) // scores.shape[1])
+    rows = max(1, _chunk_elements(scores.device) // max(scores.shape[1], 3 * num_bins))
     for start in range(0, len(scores), rows):
         chunk = slice(start, start + rows)
         s, relevant = scores[chunk], positive[chunk].to(scores.dtype)
@@ -203,7 +212,7 @@ def _quantized_ap(scores: Tensor, positive: Tensor, num_bins: int, low: float, h
         steps_down = (high - s) / gap
         clamped = steps_down.clamp(0, last)
         inside = steps_down.eq_(clamped)
-        upper = clamped.floor().clamp_(max=last - 1)
+        upper = clamped.floor().clamp_(max=last - 1).nan_to_num_(0.0)  # NaN goes on in its share, not as an index
         to_lower = clamped.sub_(upper)
         slot = upper.add_(relevant, alpha=num_bins).add_(s == -torch.inf, alpha=2 * num_bins).long()
         h = s.new_zeros(len(s), 3 * num_bins).scatter_add_(1, slot, 1 - to_lower)
@@ -517,7 +526,7 @@ def sup_ap_loss(
     check_positive(rho, "rho")
     check_positive(delta, "delta")
     if offset is None:
-        offset = 0.5 + 1 / (1 + math.exp(-delta / tau))
+        offset = _sup_ap_offset(tau, delta)
     lists = prepare(scores, relevant, where)
     items = _with_self(lists) if include_self else lists
     loss = 1 - _per_query(_sup_ap, items, tau, rho, delta, offset)
