@@ -97,6 +97,11 @@ def _logsumexp(x: Tensor, mask: Tensor) -> Tensor:
     return result
 
 
+def _logsumexp_of_sides(x: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+    """Both at once, (2, Q): over `positive`, over `negative`."""
+    return _logsumexp(x.expand(2, *x.shape), torch.stack([positive, negative]))
+
+
 def _softplus(x: Tensor) -> Tensor:
     """log(1 + e^x). Torch's own goes over to x at 20, which float64 can tell from the truth."""
     return torch.nn.functional.softplus(x, threshold=40)
@@ -227,8 +232,8 @@ def triplet_loss(
     return _mean_over_both(values, lists, scores, return_stats)
 
 
-FEW_POSITIVES = 32
-"""Up to so many a list, going through them one by one is quicker than sorting (both cost the same at about 50)."""
+FEW_POSITIVES = 16
+"""Up to so many a list, going through them one by one is quicker than sorting."""
 
 
 @torch.no_grad()
@@ -243,9 +248,9 @@ def _active_triplets(lists: Lists, margin: float, semihard: bool) -> tuple[Tenso
     most = int(positive.sum(-1).max()) if len(s) and readable(s) else s.shape[-1]
     if most <= FEW_POSITIVES:
         rising, order = marked.topk(most, largest=False)
-        count_n, counts = torch.zeros_like(s), torch.zeros_like(rising)
+        count_n, counts, above = torch.zeros_like(s), torch.zeros_like(rising), s + margin
         for k in range(most):
-            active = negative & (rising[:, k : k + 1] < s + margin)
+            active = negative & (rising[:, k : k + 1] < above)
             if semihard:
                 active &= rising[:, k : k + 1] > s
             count_n += active
@@ -391,7 +396,8 @@ def nca_loss(
     lists = prepare(scores, relevant, where)
     s = lists.scores / temperature
     # log(1 + N/P), not log of a ratio of sums: nothing underflows when the positives are far below
-    values = _softplus(_logsumexp(s, lists.negative) - _logsumexp(s, lists.positive))
+    of_p, of_n = _logsumexp_of_sides(s, lists.positive, lists.negative)
+    values = _softplus(of_n - of_p)
     return _mean_over_both(values, lists, scores, return_stats)
 
 
@@ -441,8 +447,8 @@ def lifted_structure_loss(
     _check_number(margin, "margin")
     lists = prepare(scores, relevant, where)
     s, positive, negative, _ = lists
-    # clamped before the undefined lists are dropped: their log-sum-exps are the lowest numbers
-    values = torch.relu(_logsumexp(-s, positive) + _logsumexp(s, negative) + margin)
+    of_p, of_n = _logsumexp_of_sides(torch.where(positive, -s, s), positive, negative)
+    values = torch.relu(of_p + of_n + margin)
     return _mean_over_both(values, lists, scores, return_stats)
 
 
@@ -555,13 +561,13 @@ def bin_lifted_loss(
     """
     _check_steepness(alpha, beta, base)
     lists = prepare(scores, relevant, where)
+    _, positive, negative, _ = lists
     x = _exponent(lists, alpha, beta, base)
     deviance = _softplus(x)
-    deviance_and_lifted = [
-        (torch.where(side, deviance, 0.0).sum(-1) + _logsumexp(x, side)) / (2 * steepness)
-        for side, steepness in ((lists.positive, alpha), (lists.negative, beta))
-    ]
-    values = deviance_and_lifted[0] + deviance_and_lifted[1]
+    lifted_p, lifted_n = _logsumexp_of_sides(x, positive, negative)
+    of_p = torch.where(positive, deviance, 0.0).sum(-1) + lifted_p
+    of_n = torch.where(negative, deviance, 0.0).sum(-1) + lifted_n
+    values = of_p / (2 * alpha) + of_n / (2 * beta)
     return _mean_over_both(values, lists, scores, return_stats)
 
 
@@ -627,7 +633,8 @@ def multi_similarity_loss(
         highest_negative = fixed.masked_fill(~negative, -infinity).amax(-1, keepdim=True)
         positive = positive & (fixed < highest_negative + epsilon)
         negative = negative & (fixed > lowest_positive - epsilon)
-    values = _softplus(_logsumexp(x, positive)) / alpha + _softplus(_logsumexp(x, negative)) / beta
+    of_p, of_n = _softplus(_logsumexp_of_sides(x, positive, negative))
+    values = of_p / alpha + of_n / beta
     return _mean_over_both(values, lists, scores, return_stats)
 
 
