@@ -22,14 +22,14 @@ def working_dtype(*tensors: Tensor) -> torch.dtype:
 
 
 def full_precision(function: Callable[P, R]) -> Callable[P, R]:
-    """Run `function` outside autocast, on the device of its first tensor argument."""
+    """Run `function` outside autocast, on the devices of its tensor arguments."""
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        tensor = next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)), None)
-        if tensor is None or not torch.is_autocast_enabled(tensor.device.type):
-            return function(*args, **kwargs)
-        with torch.autocast(tensor.device.type, enabled=False):
-            return function(*args, **kwargs)
+        for argument in (*args, *kwargs.values()):
+            if isinstance(argument, Tensor) and torch.is_autocast_enabled(argument.device.type):
+                with torch.autocast(argument.device.type, enabled=False):
+                    return function(*args, **kwargs)
+        return function(*args, **kwargs)
 
     return wrapper

@@ -41,7 +41,6 @@ from sodeep._checks import (
     check_positive,
     check_scores,
     check_where,
-    compiling,
     describe,
     readable,
 )
@@ -50,9 +49,16 @@ from sodeep._precision import full_precision, working_dtype
 SPREAD_PER_TAU = 6.8
 """``tau=None`` is the standard deviation of the list over this: ranks stay within 1 % of exact, gradients smooth."""
 
+BLACKBOX_STEP = 0.25
+"""``lam=None`` moves the scores by this many of their standard deviations, in the root mean square over the list.
+
+Of the powers tried, 0.2 to 0.3 did best at making free scores follow a target order: a mean Spearman of 0.82 after 30
+steps and 0.99 after 100; at 1 the ranks swing past each other and it stays below 0.7.
+"""
+
 
 class RankFunction(Protocol):
-    """Any callable from scores (..., n) to ranks (..., n), 1 = highest. For annotations: nothing needs to subclass it."""
+    """Any callable from scores (..., n) to ranks (..., n), 1 = highest. Nothing needs to subclass it."""
 
     def __call__(self, scores: Tensor, /) -> Tensor:
         """Ranks of `scores` along the last axis."""
@@ -80,7 +86,7 @@ def exact_rank(scores: Tensor, where: Tensor | None = None) -> Tensor:
     scores = check_scores(scores).detach()
     where = check_where(where, scores)
     check_finite(scores, where)
-    return _clear(_average_rank(_sink(scores.to(working_dtype(scores)), where)), where)
+    return _average_rank(scores.to(working_dtype(scores)), where)
 
 
 @full_precision
@@ -122,9 +128,9 @@ def sigmoid_rank(scores: Tensor, tau: float | Tensor | None = None, where: Tenso
 def laplace_rank(scores: Tensor, tau: float | Tensor | None = None, where: Tensor | None = None) -> Tensor:
     r"""Soft ranks from pairwise Laplace cdfs, in O(n log n) time and O(n) memory.
 
-    ``r_i = 1 + Σ_{j≠i} F((s_j − s_i) / tau)`` with ``F(d) = e^d / 2`` for d < 0 and ``1 − e^−d / 2`` otherwise. Along the
-    sorted list the sums are running sums of exponentials: the result is that of the O(n²) sum to rounding, whatever the
-    spread of the scores.
+    ``r_i = 1 + Σ_{j≠i} F((s_j − s_i) / tau)`` with ``F(d) = e^d / 2`` for d < 0 and ``1 − e^−d / 2`` otherwise. Along
+    the sorted list the sums are running sums of exponentials: the result is that of the O(n²) sum to rounding, whatever
+    the spread of the scores.
 
     Args:
         scores: (..., n) floating point.
@@ -179,21 +185,17 @@ def blackbox_rank(scores: Tensor, lam: float | None = None, where: Tensor | None
 
     Example:
         >>> scores = torch.tensor([0.2, 0.9, 0.5], requires_grad=True)
-        >>> blackbox_rank(scores)[0].backward()  # lower the rank number of the first item: raise its score
-        >>> bool(scores.grad[0] < 0)
-        True
+        >>> blackbox_rank(scores, lam=1.0)[0].backward()  # a smaller rank for the first item: a higher score
+        >>> scores.grad
+        tensor([-2.,  1.,  1.])
     """
     check_scores(scores)
     where = check_where(where, scores)
     check_finite(scores, where)
     if lam is not None:
         check_positive(lam, "lam")
-    ranks: Tensor = _BlackboxRank.apply(scores.to(working_dtype(scores)), where, lam)
+    ranks: Tensor = _BlackboxRank.apply(scores.to(working_dtype(scores)), where, lam)  # type: ignore
     return ranks
-
-
-BLACKBOX_STEP = 1.0
-"""``lam=None`` moves the scores by this many standard deviations (root mean square over the list)."""
 
 
 class StraightThrough:
@@ -244,18 +246,19 @@ def apply_rank_fn(rank_fn: RankFunction, scores: Tensor, where: Tensor | None = 
         (..., n) ranks; without a `where` parameter of `rank_fn`, 0 at masked items.
 
     Raises:
-        TypeError: `rank_fn` did not return a tensor.
-        ValueError: `rank_fn` returned another shape.
+        TypeError: `rank_fn` did not return a tensor, or `where` is not a boolean one.
+        ValueError: `rank_fn` returned another shape, or `where` has another.
     """
+    where = check_where(where, scores)
     if where is None:
         return _check_ranks(rank_fn(scores), scores)
     if _takes_where(rank_fn):
         return _check_ranks(rank_fn(scores, where=where), scores)  # type: ignore[call-arg]
-    real = where.expand(scores.shape).reshape(-1, scores.shape[-1])
+    real = where.reshape(-1, scores.shape[-1])
     rows = scores.reshape(real.shape)
     count = real.sum(-1)
     ranks = torch.zeros(real.shape, dtype=working_dtype(scores), device=scores.device)
-    for n in count.unique().tolist():
+    for n in sorted(set(count.tolist())):
         if n:
             lists = real & (count == n).unsqueeze(-1)
             some = rows[lists].reshape(-1, n)
@@ -281,6 +284,25 @@ def _takes_where(rank_fn: Callable[..., Any]) -> bool:
         return False
 
 
+def _average_rank(x: Tensor, where: Tensor | None) -> Tensor:
+    """Exact descending ranks of `x` (..., n) with ties averaged; 0 at masked items."""
+    n = x.shape[-1]
+    y, order = _sort(_sink(x, where))
+    position = torch.arange(n, device=x.device)
+    step = y[..., 1:] != y[..., :-1]
+    if x.device.type == "cpu" and readable(x) and bool(step.all()):
+        middle = position.to(x.dtype).expand_as(x)
+    else:
+        # a tie group is a run of positions, and each of them takes the middle of its run
+        first = pad(torch.where(step, position[1:], 0), (1, 0)).cummax(-1).values
+        last = pad(torch.where(step, position[:-1], n - 1), (0, 1), value=n - 1).flip(-1).cummin(-1).values.flip(-1)
+        middle = (first + last).to(x.dtype) / 2
+    ranks = x.scatter(-1, order, n - middle)
+    if not readable(x):
+        ranks = ranks + (0 * _clear(x, where)).sum(-1, keepdim=True)  # NaN for a list with NaN or infinity
+    return _clear(ranks, where)
+
+
 def _sink(x: Tensor, where: Tensor | None) -> Tensor:
     """`x` with its masked items at -inf: below every real item, they add exactly 0 to its rank, exact or soft."""
     return x if where is None else x.masked_fill(~where, -torch.inf)
@@ -291,26 +313,28 @@ def _clear(x: Tensor, where: Tensor | None) -> Tensor:
     return x if where is None else x.masked_fill(~where, 0)
 
 
-def _average_rank(x: Tensor) -> Tensor:
-    """Exact descending ranks of `x` (..., n) with ties averaged; a list that holds NaN or +inf is NaN."""
-    n = x.shape[-1]
-    y, order = _sort(x)
-    # a tie group is the run from its first to its last position: each position takes the middle of its run
-    position = torch.arange(n, device=x.device)
-    step = y[..., 1:] != y[..., :-1]
-    first = pad(torch.where(step, position[1:], 0), (1, 0)).cummax(-1).values
-    last = pad(torch.where(step, position[:-1], n - 1), (0, 1), value=n - 1).flip(-1).cummin(-1).values.flip(-1)
-    ranks = torch.empty_like(x).scatter_(-1, order, n - (first + last).to(x.dtype) / 2)
-    return ranks if readable(x) else ranks + 0 * y[..., -1:]
-
-
 def _sort(x: Tensor) -> tuple[Tensor, Tensor]:
     """`x` ascending along the last axis, and where each value came from. The order inside a run of ties is free."""
     if x.device.type != "cpu" or not readable(x):
         return torch.sort(x)
-    # numpy's vectorised sort takes half the time of torch.sort on long lists and a fifth on many short ones
-    order = torch.from_numpy(np.argsort(x.detach().numpy(), axis=-1))
+    order = _cpu_order(x.detach())
     return x.gather(-1, order), order
+
+
+def _cpu_order(x: Tensor) -> Tensor:
+    """torch.argsort of float32 or float64 without NaN by numpy's vectorised sorts: 2 to 8 times faster."""
+    if x.dtype == torch.float64:
+        return torch.from_numpy(np.argsort(x.numpy(), axis=-1))
+    bits = x.numpy().view(np.int32)
+    key = bits ^ (bits >> 31 & 0x7FFFFFFF)  # whole numbers in the order of the floats
+    if x.shape[-1] < 2000:  # sort by key, the position riding along in the low half
+        packed = key.astype(np.int64) << 32 | np.arange(x.shape[-1])
+        packed.sort(axis=-1)
+        return torch.from_numpy(packed & 0xFFFFFFFF)
+    # by the low half and then, keeping that order, by the high half: numpy sorts 16-bit numbers in linear time
+    by_low = torch.from_numpy(np.argsort(key.astype(np.uint16), axis=-1, kind="stable"))
+    high = torch.from_numpy(key >> 16).gather(-1, by_low).to(torch.int16)
+    return by_low.gather(-1, torch.from_numpy(np.argsort(high.numpy(), axis=-1, kind="stable")))
 
 
 class _Width(NamedTuple):
@@ -343,7 +367,7 @@ def _measure(x: Tensor, tau: float | Tensor | None, where: Tensor | None) -> _Wi
     if tau is None:
         mean = _clear(x, where).sum(-1, keepdim=True, dtype=torch.float64) / count
         # over the span: no square leaves the range of float64
-        deviation = _clear((x - mean) / span, where)
+        deviation = _clear((x - mean).div_(span), where)
         width = torch.linalg.vector_norm(deviation, dim=-1, keepdim=True) * span / (count**0.5 * SPREAD_PER_TAU)
         width = width.masked_fill(span == 0, 1)  # equal scores are equal at any width
     elif isinstance(tau, Tensor):
@@ -367,7 +391,8 @@ def _check_tau(tau: Tensor, x: Tensor) -> Tensor:
         tau = tau.detach().expand(shape)
     except RuntimeError:
         raise ValueError(
-            f"`tau` must broadcast to one number a list {shape}, got {describe(tau)}. Add the last axis: tau.unsqueeze(-1)."
+            f"`tau` must broadcast to {shape}, one number a list, got {describe(tau)}. "
+            "Its last axis must have one entry: tau.unsqueeze(-1)."
         ) from None
     if readable(tau) and not bool(((tau > 0) & (tau < torch.inf)).all()):
         raise ValueError(f"`tau` must be positive and finite, got a smallest value of {float(tau.min())}.")
@@ -376,7 +401,9 @@ def _check_tau(tau: Tensor, x: Tensor) -> Tensor:
 
 def _soft_rank(pairs: type[_Pairs], x: Tensor, width: _Width, where: Tensor | None) -> Tensor:
     """Soft ranks by the comparator `pairs`: 1/2 + Σ_j F((s_j − s_i) / tau), where j = i adds the missing half."""
-    ranks: Tensor = _SoftRank.apply(x, where, width.tau, width.middle, pairs)[0]
+    if not readable(x):
+        return _clear(pairs.traced(_sink(x, where), width.tau), where)
+    ranks: Tensor = _SoftRank.apply(x, where, width, pairs)  # type: ignore[no-untyped-call]
     return ranks
 
 
@@ -387,36 +414,28 @@ class _SoftRank(Function):
     """
 
     @staticmethod
-    def forward(x: Tensor, where: Tensor | None, tau: Tensor, middle: Tensor, pairs: type[_Pairs]) -> Any:
-        ranks, *state = pairs.rank(_sink(x, where), tau, middle)
-        return _clear(ranks, where), *state
+    def forward(ctx: Any, x: Tensor, where: Tensor | None, width: _Width, pairs: type[_Pairs]) -> Tensor:
+        ranks, *state = pairs.rank(_sink(x, where), width)
+        ctx.pairs = pairs
+        ctx.save_for_backward(x, where, width.tau, *state)
+        return _clear(ranks, where)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, where, tau, _, ctx.pairs = inputs
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(x, where, tau, *output[1:])
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor, *_: Any) -> Any:
-        return _SoftRankGradient.apply(g, ctx.pairs, *ctx.saved_tensors), None, None, None, None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        return _batched(_SoftRank, info, in_dims, args)
+    def backward(ctx: Any, g: Tensor) -> Any:
+        gradient = _SoftRankGradient.apply(g, ctx.pairs, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
+        return gradient, None, None, None
 
 
 class _SoftRankGradient(Function):
     """The Jacobian of `_SoftRank` times g; differentiable itself, for penalties on the gradient."""
 
     @staticmethod
-    def forward(g: Tensor, pairs: type[_Pairs], x: Tensor, where: Tensor | None, tau: Tensor, *state: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, g: Tensor, pairs: type[_Pairs], x: Tensor, where: Tensor | None, tau: Tensor, *state: Tensor
+    ) -> Tensor:
+        ctx.pairs = pairs
+        ctx.save_for_backward(g, x, where, tau, *state)
         return _clear(pairs.gradient(_clear(g, where), _sink(x, where), tau, *state), where)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        g, ctx.pairs, *saved = inputs
-        ctx.save_for_backward(g, *saved)
 
     @staticmethod
     @once_differentiable
@@ -427,103 +446,99 @@ class _SoftRankGradient(Function):
         by_x = _clear(ctx.pairs.curvature(g, h, x, tau, *state), where)
         return by_g, None, by_x, None, None, *(None for _ in state)
 
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        return _batched(_SoftRankGradient, info, in_dims, args)
 
-
-def _batched(function: Any, info: Any, in_dims: Any, args: Any) -> Any:
-    """torch.vmap of a function that takes any leading axes: the mapped axis becomes the first of them."""
-    moved = [
-        a if not isinstance(a, Tensor) else a.expand(info.batch_size, *a.shape) if d is None else a.movedim(d, 0)
-        for a, d in zip(args, in_dims, strict=True)
-    ]
-    out = function.apply(*moved)
-    return out, tuple(0 for _ in out) if isinstance(out, tuple) else 0
-
-
-class _Pairs(Protocol):
-    """A comparator F: its sums over all pairs of a list, with F, with f = F' and with f'."""
+class _Pairs:
+    """A comparator F, with f = F': its sums over all pairs of a list (..., n)."""
 
     @classmethod
-    def rank(cls, x: Tensor, tau: Tensor, middle: Tensor) -> tuple[Tensor, ...]:
-        """1/2 + Σ_j F((x_j − x_i) / tau), then whatever the other two want to be handed again."""
+    def traced(cls, x: Tensor, tau: Tensor) -> Tensor:
+        """1/2 + Σ_j F((x_j − x_i) / tau) in operations that torch differentiates, maps and compiles by itself."""
+        raise NotImplementedError
+
+    @classmethod
+    def rank(cls, x: Tensor, width: _Width) -> tuple[Tensor, ...]:
+        """The same, and then whatever the other two want to be handed again."""
+        raise NotImplementedError
 
     @classmethod
     def gradient(cls, g: Tensor, x: Tensor, tau: Tensor, *state: Tensor) -> Tensor:
         """(Σ_i g_i f_ik − g_k Σ_j f_jk) / tau."""
+        raise NotImplementedError
 
     @classmethod
     def curvature(cls, g: Tensor, h: Tensor, x: Tensor, tau: Tensor, *state: Tensor) -> Tensor:
         """The gradient by x of Σ_k h_k gradient(g)_k, which is −Σ_{i<k} f_ik (g_i − g_k)(h_i − h_k) / tau."""
+        raise NotImplementedError
 
 
-class _Sigmoid:
-    """The sigmoid, through t = tanh(d/2): F = (1 + t)/2 and f = (1 − t²)/4.
+class _Sigmoid(_Pairs):
+    """The sigmoid σ, with f = σ(1 − σ) and f' = f(1 − 2σ).
 
-    t is odd and f even in d, so that each pair is visited once: a tile of the n × n pairs serves its rows and its columns.
+    σ − 1/2 and f' are odd in the difference and f is even, so each pair is visited once: a tile of the n × n pairs
+    serves its rows and its columns.
     """
 
     @classmethod
-    def rank(cls, x: Tensor, tau: Tensor, middle: Tensor) -> tuple[Tensor, ...]:
-        (total,) = cls._sums(x, tau, lambda t: t, -1)
-        return (((x.shape[-1] + 1 + total) / 2).to(x.dtype),)
+    def traced(cls, x: Tensor, tau: Tensor) -> Tensor:
+        x = _above_minus_infinity(x)
+        d = (x.unsqueeze(-2) - x.unsqueeze(-1)) / tau.to(x.dtype).unsqueeze(-1)
+        return d.sigmoid().sum(-1) + 0.5
 
     @classmethod
-    def gradient(cls, g: Tensor, x: Tensor, tau: Tensor) -> Tensor:
-        density, smooth = cls._sums(x, tau, lambda t: 1 - t * t, 1, g)
-        return ((smooth - g * density) / (4 * tau)).to(g.dtype)
+    def rank(cls, x: Tensor, width: _Width) -> tuple[Tensor, ...]:
+        (total,) = cls._sums(x, width.tau, lambda s: s.sub_(0.5), -1)
+        return (((x.shape[-1] + 1) / 2 + total).to(x.dtype),)
 
     @classmethod
-    def curvature(cls, g: Tensor, h: Tensor, x: Tensor, tau: Tensor) -> Tensor:
-        # f' = −f t; by m: −Σ_j f'((x_m − x_j) / tau) (g_m − g_j)(h_m − h_j) / tau²
-        slope, by_g, by_h, by_gh = cls._sums(x, tau, lambda t: (t * t - 1) * t, -1, g, h, g * h)
-        return ((g * h * slope - h * by_g - g * by_h + by_gh) / (4 * tau * tau)).to(x.dtype)
+    def gradient(cls, g: Tensor, x: Tensor, tau: Tensor, *state: Tensor) -> Tensor:
+        density, smooth = cls._sums(x, tau, lambda s: s.addcmul(s, s, value=-1), 1, g)
+        return ((smooth - g * density) / tau).to(g.dtype)
+
+    @classmethod
+    def curvature(cls, g: Tensor, h: Tensor, x: Tensor, tau: Tensor, *state: Tensor) -> Tensor:
+        # by m: Σ_j f'((x_j − x_m) / tau) (g_m − g_j)(h_m − h_j) / tau², the product multiplied out
+        slope, by_g, by_h, by_gh = cls._sums(x, tau, lambda s: s * (1 - s) * (1 - 2 * s), -1, g, h, g * h)
+        return ((g * h * slope - h * by_g - g * by_h + by_gh) / (tau * tau)).to(x.dtype)
 
     @classmethod
     def _sums(
         cls, x: Tensor, tau: Tensor, kernel: Callable[[Tensor], Tensor], sign: int, *weights: Tensor
     ) -> list[Tensor]:
-        """Σ_j kernel(t_ij) and, for each u of the weights, Σ_j kernel(t_ij) u_j; kernel(t_ji) = sign · kernel(t_ij)."""
+        """Σ_j k_ij, then Σ_j k_ij u_j for each u of the weights.
+
+        k_ij = kernel(σ((x_j − x_i) / tau)), which must be odd or even: k_ji = sign · k_ij.
+        """
         n = x.shape[-1]
         lists = x.reshape(-1, n)
-        half = (0.5 / tau).to(x.dtype).reshape(-1, 1, 1)
+        sharpness = (1 / tau).to(x.dtype).clamp(max=torch.finfo(x.dtype).max).reshape(-1, 1, 1)
         columns = [None, *(u.reshape(-1, n) for u in weights)]
         sums = [torch.zeros(lists.shape, dtype=torch.float64, device=x.device) for _ in columns]
-        for some, low, high in _tiles(lists):
-            row, rest = slice(low, high), slice(high, n)
-            d = lists[some, None, low:] - lists[some, row, None]  # (lists, rows, n - low)
-            k = kernel((d * half[some]).tanh_())
-            beyond = k[..., high - low :]
+        for some, i, j in _tiles(lists):
+            k = lists[some, None, j] - lists[some, i, None]  # (lists, rows, columns)
+            k = kernel(k.mul_(sharpness[some]).sigmoid_())
             for u, total in zip(columns, sums, strict=True):
-                total[some, row] += (k if u is None else k * u[some, None, low:]).sum(-1)
-                if high < n:
-                    back = beyond if u is None else beyond * u[some, row, None]
-                    total[some, rest].add_(back.sum(-2), alpha=sign)
+                total[some, i] += (k if u is None else k * u[some, None, j]).sum(-1)
+                if i != j:
+                    total[some, j].add_((k if u is None else k * u[some, i, None]).sum(-2), alpha=sign)
         return [total.reshape(x.shape) for total in sums]
 
 
-def _tiles(lists: Tensor) -> Iterator[tuple[slice, int, int]]:
-    """Lists and rows that cover the upper triangle of all pairs of `lists` (B, n) in tiles of bounded size."""
+def _tiles(lists: Tensor) -> Iterator[tuple[slice, slice, slice]]:
+    """Lists, rows and columns of tiles on and above the diagonal of the n × n pairs of each list of (B, n)."""
     batch, n = lists.shape
-    if compiling():  # one expression, which the compiler fuses with its sum
-        yield slice(0, batch), 0, n
-        return
-    size = _TILE[lists.device.type == "cpu"]
-    together = max(1, size // n**2)
+    side = _TILE_SIDE[lists.device.type == "cpu"]
+    together = max(1, side**2 // n**2)
     for first in range(0, batch, together):
-        low = 0
-        while low < n:
-            high = n if together > 1 else min(n, low + max(1, size // (n - low)))
-            yield slice(first, first + together), low, high
-            low = high
+        for top in range(0, n, side):
+            for left in range(top, n, side):
+                yield slice(first, first + together), slice(top, top + side), slice(left, left + side)
 
 
-_TILE = {True: 2**16, False: 2**22}
-"""Pairs per tile: on a CPU what fits its cache, elsewhere enough to keep the device busy."""
+_TILE_SIDE = {True: 2**9, False: 2**11}
+"""On a CPU a tile that fits its cache, elsewhere one that keeps the device busy."""
 
 
-class _Laplace:
+class _Laplace(_Pairs):
     """The Laplace cdf, f(d) = exp(−|d|)/2, for any spread.
 
     In the sorted list each sum over pairs is a sum over the items below, weighted by exp(y_j − y_i), and one over the
@@ -531,38 +546,46 @@ class _Laplace:
     """
 
     @classmethod
-    def rank(cls, x: Tensor, tau: Tensor, middle: Tensor) -> tuple[Tensor, ...]:
+    def traced(cls, x: Tensor, tau: Tensor) -> Tensor:
+        y, order = torch.sort(x)
+        below, above = cls.running_sums(None, _above_minus_infinity(y.double()), tau)
+        ranks = torch.arange(x.shape[-1], 0, -1, device=x.device) + (below - above) / 2
+        return torch.zeros_like(x).scatter(-1, order, ranks.to(x.dtype))
+
+    @classmethod
+    def rank(cls, x: Tensor, width: _Width) -> tuple[Tensor, ...]:
         y, order = _sort(x)
-        place = cls.place(y.double(), tau, middle)
-        below, above = cls.running_sums(None, place, tau)
+        place = cls.place(y.double(), width)
+        below, above = cls.running_sums(None, place, width.tau)
         # counting from the top, and moving half of each tail across: an item just above adds 1/2, not 1
         position = torch.arange(x.shape[-1], 0, -1, dtype=torch.float64, device=x.device)
-        ranks = torch.add(position, below - above, alpha=0.5)
-        return torch.empty_like(x).scatter_(-1, order, ranks.to(x.dtype)), place, order, below + above
+        density = above.add_(below)
+        ranks = below.sub_(density, alpha=0.5).add_(position)  # position + (below - above) / 2
+        return x.scatter(-1, order, ranks.to(x.dtype)), place, order, density
 
     @classmethod
-    def gradient(cls, g: Tensor, x: Tensor, tau: Tensor, place: Tensor, order: Tensor, density: Tensor) -> Tensor:
+    def gradient(cls, g: Tensor, x: Tensor, tau: Tensor, *state: Tensor) -> Tensor:
+        place, order, density = state
         sorted_g = g.gather(-1, order).double()
         below, above = cls.running_sums(sorted_g, place, tau)
-        gradient = (below + above - sorted_g * density) / (2 * tau)
-        return torch.empty_like(g).scatter_(-1, order, gradient.to(g.dtype))
+        gradient = below.add_(above).sub_(sorted_g.mul_(density)).div_(2 * tau)
+        return g.scatter(-1, order, gradient.to(g.dtype))
 
     @classmethod
-    def curvature(
-        cls, g: Tensor, h: Tensor, x: Tensor, tau: Tensor, place: Tensor, order: Tensor, density: Tensor
-    ) -> Tensor:
+    def curvature(cls, g: Tensor, h: Tensor, x: Tensor, tau: Tensor, *state: Tensor) -> Tensor:
         # f' = −sign(d) f; by m: −Σ_j f'((x_m − x_j) / tau) (g_m − g_j)(h_m − h_j) / tau²
+        place, order, _ = state
         g, h = g.gather(-1, order).double(), h.gather(-1, order).double()
         one, by_g, by_h, by_gh = (
             below - above for below, above in (cls.running_sums(u, place, tau) for u in (None, g, h, g * h))
         )
         curvature = (g * h * one - h * by_g - g * by_h + by_gh) / (2 * tau * tau)
-        return torch.empty_like(x).scatter_(-1, order, curvature.to(x.dtype))
+        return x.scatter(-1, order, curvature.to(x.dtype))
 
     @classmethod
-    def place(cls, y: Tensor, tau: Tensor, middle: Tensor) -> Tensor:
-        """What `running_sums` wants to know of the sorted scores."""
-        return y.clamp(min=torch.finfo(y.dtype).min)  # the difference of two -inf is NaN
+    def place(cls, y: Tensor, width: _Width) -> Tensor:
+        """What `running_sums` wants to know of the sorted scores; `y` may be overwritten."""
+        return _above_minus_infinity(y)
 
     @classmethod
     def running_sums(cls, u: Tensor | None, place: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
@@ -571,13 +594,12 @@ class _Laplace:
         By doubling: a sum over the nearest 2k items is the one over the nearest k, plus the same sum of the item k
         places away times the decay between the two. Every exponent is at most 0, so nothing overflows or cancels.
         """
-        below = torch.ones_like(place) if u is None else u.clone()
-        above = below.clone()
+        below = above = torch.ones_like(place) if u is None else u
         k = 1
         while k < place.shape[-1]:
             decay = ((place[..., :-k] - place[..., k:]) / tau).exp()
-            below[..., k:] += decay * below[..., :-k]
-            above[..., :-k] += decay * above[..., k:]
+            below = below + pad(decay * below[..., :-k], (k, 0))
+            above = above + pad(decay * above[..., k:], (0, k))
             k *= 2
         return below, above
 
@@ -586,22 +608,32 @@ class _NarrowLaplace(_Laplace):
     """The same for lists that span less than `_WIDEST` tau: plain sums of exponentials stay inside float64."""
 
     @classmethod
-    def place(cls, y: Tensor, tau: Tensor, middle: Tensor) -> Tensor:
-        return ((y - middle) / tau).exp_()
+    def place(cls, y: Tensor, width: _Width) -> Tensor:
+        return y.sub_(width.middle).div_(width.tau).exp_()
 
     @classmethod
     def running_sums(cls, u: Tensor | None, place: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
-        up, down = (place, place.reciprocal()) if u is None else (u * place, u / place)
-        # not total minus the sum from below: that would cancel
-        return up.cumsum(-1) / place, down.flip(-1).cumsum(-1).flip(-1) * place
+        if u is None:
+            below, above = place.cumsum(-1), place.flip(-1).reciprocal_()
+        else:
+            below, above = (u * place).cumsum_(-1), (u / place).flip(-1)
+        # a running sum from the top, not the total minus the one from below, which would cancel
+        return below.div_(place), above.cumsum_(-1).flip(-1).mul_(place)
+
+
+def _above_minus_infinity(x: Tensor) -> Tensor:
+    """`x` with -inf, where masked items stand, made finite: the difference of two infinities is NaN."""
+    return x.clamp(min=torch.finfo(x.dtype).min)
 
 
 class _BlackboxRank(Function):
     """Exact ranks with the interpolated gradient of `blackbox_rank`."""
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(x: Tensor, where: Tensor | None, lam: float | None) -> Tensor:
-        return _clear(_average_rank(_sink(x, where)), where)
+        return _average_rank(x, where)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -620,9 +652,5 @@ class _BlackboxRank(Function):
             lam = BLACKBOX_STEP * torch.where(deviation > 0, deviation, 1) / torch.where(size > 0, size, 1)
         else:
             lam = ctx.lam
-        moved = _clear(_average_rank(_sink(x + lam * g, where)), where)
+        moved = _average_rank(x + lam * g, where)
         return (moved - ranks) / lam, None, None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        return _batched(_BlackboxRank, info, in_dims, args)

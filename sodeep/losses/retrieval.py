@@ -11,7 +11,8 @@ softened. Only the ranks of the relevant items matter, so the walk goes over (qu
 time, and takes the gradient in closed form as it goes: no graph is stored, and memory is O(Q N) whatever the classes.
 
 Quantised (`quantized_ap_loss`, `fast_ap_loss`): a histogram of similarities, softened. A similarity falls into two
-neighbouring bins, so a histogram is a count and one scatter-add, whatever the number of bins.
+neighbouring bins, so that a histogram takes two scatter-adds, whatever the number of bins. The gradient is in closed
+form here as well.
 
     >>> scores = torch.tensor([[0.9, 0.2, 0.4], [0.3, 0.8, 0.1]])
     >>> relevant = torch.tensor([[False, True, False], [False, False, False]])
@@ -43,12 +44,14 @@ def _chunk_elements(device: torch.device) -> int:
 
 
 class _Pairs(NamedTuple):
-    """A chunk of C (query, relevant item) pairs."""
+    """A chunk of C (query, relevant item) pairs, theirs to overwrite until the next chunk."""
 
     query: Tensor
     """(C,) the row of each pair."""
     item: Tensor
     """(C,) its relevant item i."""
+    share: Tensor
+    """(C,) what the pair weighs in a mean over the relevant items of its query."""
     gap: Tensor
     """(C, N) s_j - s_i for every item j of the query; minus infinity where j does not compete: i itself, masked."""
     friend: Tensor
@@ -58,24 +61,22 @@ class _Pairs(NamedTuple):
 def _walk(scores: Tensor, positive: Tensor) -> Iterator[_Pairs]:
     """The (query, relevant item) pairs of (Q, N) lists, in chunks."""
     friend = positive.to(scores.dtype)
-    step = max(1, _chunk_elements(scores.device) // scores.shape[1])
-    for pair in torch.split(positive.nonzero(), step):
-        query, item = pair.unbind(1)
-        gap = scores.index_select(0, query).sub_(scores[query, item].unsqueeze(1))
-        gap.scatter_(1, item.unsqueeze(1), -torch.inf)
-        yield _Pairs(query, item, gap, friend.index_select(0, query))
+    share = 1 / friend.sum(1)
+    pairs = positive.nonzero()
+    rows = max(1, min(len(pairs), _chunk_elements(scores.device) // scores.shape[1]))
+    # fresh memory for every chunk would cost a quarter of the time, in page faults
+    gaps, friends = scores.new_empty(2, rows, scores.shape[1])
+    for chunk in torch.split(pairs, rows):
+        query, item = chunk.unbind(1)
+        gap = torch.index_select(scores, 0, query, out=gaps[: len(chunk)])
+        gap.sub_(scores[query, item].unsqueeze(1)).scatter_(1, item.unsqueeze(1), -torch.inf)
+        yield _Pairs(query, item, share[query], gap, torch.index_select(friend, 0, query, out=friends[: len(chunk)]))
 
 
 def _add_slope(slope: Tensor, pairs: _Pairs, by_gap: Tensor) -> None:
     """Add d value / d gap (C, N) to d value / d scores (Q, N): each gap pulls j up and i down."""
     slope.index_add_(0, pairs.query, by_gap)
     slope[pairs.query, pairs.item] -= by_gap.sum(1)  # a pair occurs once, so no two meet here
-
-
-def _per_positive(value: Tensor, slope: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums over the relevant items of a query as means; 0 where there is none."""
-    count = positive.sum(1).clamp(min=1)
-    return value.div_(count), slope.div_(count.unsqueeze(1))
 
 
 _Operator = Callable[..., tuple[Tensor, Tensor]]
@@ -99,8 +100,7 @@ class _PerQuery(torch.autograd.Function):
     def backward(ctx: Any, by_value: Tensor | None, by_slope: Tensor | None) -> tuple[Tensor | None, ...]:
         if by_slope is not None and not compiling():
             raise NotImplementedError(
-                "second derivatives of the pairwise retrieval losses are not implemented. "
-                "Drop create_graph=True, or take the quantised ones (quantized_ap_loss, fast_ap_loss)."
+                "second derivatives of the retrieval losses are not implemented. Drop create_graph=True."
             )
         if by_value is None:
             return None, None, *ctx.unused
@@ -141,11 +141,11 @@ def _smooth_ap(scores: Tensor, positive: Tensor, tau: float) -> tuple[Tensor, Te
         rank_among_positives = 1 + (above * pairs.friend).sum(1)
         rank = 1 + above.sum(1)
         precision = rank_among_positives / rank
-        value.index_add_(0, pairs.query, precision)
+        value.index_add_(0, pairs.query, precision * pairs.share)
         # d precision / d above_j = (1[j relevant] - precision) / rank, and d above / d gap = above (1 - above) / tau
-        by_gap = pairs.friend.sub_(precision.unsqueeze(1)).mul_((1 / (tau * rank)).unsqueeze(1))
+        by_gap = pairs.friend.sub_(precision.unsqueeze(1)).mul_((pairs.share / (tau * rank)).unsqueeze(1))
         _add_slope(slope, pairs, by_gap.mul_(above.addcmul_(above, above, value=-1)))
-    return _per_positive(value, slope, positive)
+    return value, slope
 
 
 @_opaque("float tau, float rho, float delta, float offset")
@@ -154,17 +154,26 @@ def _sup_ap(
 ) -> tuple[Tensor, Tensor]:
     value, slope = scores.new_zeros(scores.shape[0]), torch.zeros_like(scores)
     for pairs in _walk(scores, positive):
-        rank_among_positives = 1 + (torch.heaviside(pairs.gap, scores.new_tensor(0.5)) * pairs.friend).sum(1)
-        gap = pairs.gap.masked_fill_(pairs.friend.bool(), -torch.inf)  # from here on, to the irrelevant items
-        sigmoid, far = torch.sigmoid(gap / tau), gap > delta
-        bound = torch.where(far, offset + rho * (gap - delta), sigmoid + 0.5 * (gap > 0))
+        rank_among_positives = 1 + ((1 + pairs.gap.sign()) / 2 * pairs.friend).sum(1)
+        gap = torch.where(pairs.friend.bool(), -torch.inf, pairs.gap)  # from here on, to the irrelevant items
+        curve = torch.sigmoid(gap.clamp(max=delta) / tau)
+        ahead = gap.sign().clamp_(min=0)
+        over = gap.sub_(delta).clamp_(min=0)
+        far = over.sign()
+        bound = curve + 0.5 * ahead + rho * over + (offset - _sup_ap_offset(tau, delta)) * far
         rank = rank_among_positives + bound.sum(1)
         precision = rank_among_positives / rank
-        value.index_add_(0, pairs.query, precision)
+        value.index_add_(0, pairs.query, precision * pairs.share)
         # only the bound moves: d precision / d bound = -precision / rank
-        by_gap = torch.where(far, rho, sigmoid * (1 - sigmoid) / tau)
-        _add_slope(slope, pairs, by_gap.mul_((-precision / rank).unsqueeze(1)))
-    return _per_positive(value, slope, positive)
+        by_gap = curve.addcmul_(curve, curve, value=-1).div_(tau)
+        by_gap += far * (rho - by_gap)
+        _add_slope(slope, pairs, by_gap.mul_((-precision / rank * pairs.share).unsqueeze(1)))
+    return value, slope
+
+
+def _sup_ap_offset(tau: float, delta: float) -> float:
+    """Where the curved part of the bound ends."""
+    return 0.5 + 1 / (1 + math.exp(-delta / tau))
 
 
 @_opaque("int[] ks, float tau_rank, float tau_k")
@@ -189,6 +198,46 @@ def _recall_at_k(
         _add_slope(slope, pairs, sigmoid.addcmul_(sigmoid, sigmoid, value=-1).mul_(weight))
         start += len(sigmoid)
     return value, slope
+
+
+@_opaque("int num_bins, float low, float high")
+def _quantized_ap(scores: Tensor, positive: Tensor, num_bins: int, low: float, high: float) -> tuple[Tensor, Tensor]:
+    value, slope = scores.new_zeros(scores.shape[0]), torch.empty_like(scores)
+    last, gap = num_bins - 1, (high - low) / (num_bins - 1)
+    rows = max(1, _chunk_elements(scores.device) // scores.shape[1])
+    for start in range(0, len(scores), rows):
+        chunk = slice(start, start + rows)
+        s, relevant = scores[chunk], positive[chunk].to(scores.dtype)
+        # a score lies between two centres: the histograms get its two shares, of other, relevant and masked items
+        steps_down = (high - s) / gap
+        clamped = steps_down.clamp(0, last)
+        inside = steps_down.eq_(clamped)
+        upper = clamped.floor().clamp_(max=last - 1)
+        to_lower = clamped.sub_(upper)
+        slot = upper.add_(relevant, alpha=num_bins).add_(s == -torch.inf, alpha=2 * num_bins).long()
+        h = s.new_zeros(len(s), 3 * num_bins).scatter_add_(1, slot, 1 - to_lower)
+        h = h.scatter_add_(1, slot.add_(1), to_lower).view(-1, 3, num_bins)
+        h_positive, h_all = h[:, 1], h[:, 0] + h[:, 1]
+
+        count = relevant.sum(1, keepdim=True).clamp(min=1)
+        seen_positive, seen = h_positive.cumsum(1), h_all.cumsum(1)
+        seen.masked_fill_(seen == 0, 1)
+        precision = seen_positive / seen
+        value[chunk] = (precision * h_positive / count).sum(1)
+
+        # d AP / d h_m: what is in bin m has been seen in every later bin too; a relevant item also is recall in its own
+        by_seen = h_positive / seen / count
+        by_other = _sum_from(-by_seen * precision)
+        by_relevant = by_other + _sum_from(by_seen) + precision / count
+        by_h = torch.stack([by_other, by_relevant, torch.zeros_like(by_other)], 1).flatten(1)
+        by_step = torch.diff(by_h, dim=1, prepend=by_h[:, :1])  # from the upper centre to the lower
+        torch.gather(by_step, 1, slot, out=slope[chunk]).mul_(inside).div_(-gap)
+    return value, slope
+
+
+def _sum_from(x: Tensor) -> Tensor:
+    """Sums of a row from each column to the last."""
+    return x.flip(1).cumsum(1).flip(1)
 
 
 def _per_query(operator: _Operator, lists: Lists, *options: Any) -> Tensor:
@@ -322,6 +371,7 @@ def quantized_ap_loss(
     Raises:
         TypeError, ValueError: for scores, relevance or a mask of a wrong dtype, shape or device, scores that are not
             finite, fewer than 2 bins, or `low` not below `high`.
+        NotImplementedError: when a second derivative is taken.
 
     References:
         Revaud, Almazán, Rezende, de Souza. Learning with Average Precision: Training Image Retrieval with a Listwise
@@ -338,11 +388,7 @@ def quantized_ap_loss(
         raise ValueError(f"`low` must be below `high` and both finite, got low={low!r} and high={high!r}.")
     lists = prepare(scores, relevant, where)
     items = _with_self(lists) if include_self else lists
-    h_positive, h_negative = _soft_histograms(items, num_bins, low, high)
-    seen_positive = h_positive.cumsum(1)
-    seen = seen_positive + h_negative.cumsum(1)
-    precision = seen_positive / seen.masked_fill(seen == 0, 1)
-    ap = (precision * h_positive).sum(1) / items.positive.sum(1).clamp(min=1)
+    ap = _per_query(_quantized_ap, items, num_bins, low, high)
     return mean_over_defined(1 - ap, lists.positive.sum(1) > 0, lists.scores, return_stats)
 
 
@@ -353,19 +399,6 @@ class QuantizedAPLoss(Loss):
 
     def __init__(self, num_bins: int = 20, low: float = -1.0, high: float = 1.0, include_self: bool = False) -> None:
         super().__init__(num_bins=num_bins, low=low, high=high, include_self=include_self)
-
-
-def _soft_histograms(lists: Lists, num_bins: int, low: float, high: float) -> tuple[Tensor, Tensor]:
-    """Triangular-kernel histograms (Q, num_bins) of relevant and of other items, from `high` down to `low`."""
-    steps_down = ((high - lists.scores) * ((num_bins - 1) / (high - low))).clamp(0, num_bins - 1)
-    upper_bin = steps_down.detach().floor().clamp(max=num_bins - 2)
-    to_lower = steps_down - upper_bin
-    # three histograms in one: of relevant items, of others, of what is masked
-    kind = 2 - 2 * lists.positive.int() - lists.negative.int()
-    slot = (upper_bin.int() + num_bins * kind).long()
-    histogram = lists.scores.new_zeros(len(slot), 3 * num_bins)
-    histogram = histogram.scatter_add(1, slot, 1 - to_lower).scatter_add(1, slot + 1, to_lower)
-    return histogram[:, :num_bins], histogram[:, num_bins : 2 * num_bins]
 
 
 @full_precision
@@ -400,6 +433,7 @@ def fast_ap_loss(
     Raises:
         TypeError, ValueError: for scores, relevance or a mask of a wrong dtype, shape or device, scores that are not
             finite, or no bin.
+        NotImplementedError: when a second derivative is taken.
 
     References:
         Cakir, He, Xia, Kulis, Sclaroff. Deep Metric Learning to Rank. CVPR 2019.
@@ -492,7 +526,7 @@ def sup_ap_loss(
     check_positive(rho, "rho")
     check_positive(delta, "delta")
     if offset is None:
-        offset = 0.5 + 1 / (1 + math.exp(-delta / tau))
+        offset = _sup_ap_offset(tau, delta)
     lists = prepare(scores, relevant, where)
     items = _with_self(lists) if include_self else lists
     loss = 1 - _per_query(_sup_ap, items, tau, rho, delta, offset)

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -86,10 +85,13 @@ def asp_loss(
     # masked_fill, not a product: a masked NaN must reach neither the value nor the gradient
     scores = scores.to(working_dtype(scores)).masked_fill(~real, 0)
     semantic = semantic.detach().to(working_dtype(semantic)).masked_fill(~real, 0)
-    rank_fn = rank_fn or partial(sigmoid_rank, tau=tau)
-    ranks = apply_rank_fn(rank_fn, scores, where)
+
+    def rank(x: Tensor, function: RankFunction | None) -> Tensor:
+        return sigmoid_rank(x, tau, where) if function is None else apply_rank_fn(function, x, where)
+
+    ranks = rank(scores, rank_fn)
     with torch.no_grad():
-        target = apply_rank_fn(semantic_rank_fn or rank_fn, semantic, where).to(ranks.dtype)
+        target = rank(semantic, semantic_rank_fn or rank_fn).to(ranks.dtype)
 
     ratio = torch.minimum(ranks, target) / torch.maximum(ranks, target).masked_fill(~real, 1)
     count = real.sum(-1)
