@@ -141,7 +141,8 @@ def contrastive_loss(
         return_stats: also return how many lists there were and how many counted (`ListStats`).
 
     Returns:
-        A scalar >= 0. The two sides do not need each other, so a list is defined as soon as it has a real item.
+        A scalar, at least 0 up to rounding. The two sides do not need each other, so a list is defined as soon as it
+        has a real item.
 
     Raises:
         TypeError: `scores` are not floating point, or `where` is not boolean.
@@ -177,7 +178,7 @@ def triplet_loss(
     where: Tensor | None = None,
     return_stats: bool = False,
 ) -> Any:
-    """Every positive above every negative by a margin, in O(N log N) a list: no list of triplets is ever made.
+    """Every positive above every negative by a margin, without ever making a list of triplets.
 
     For a list, the mean over its active triplets (p in P, n in N, hinge above zero) of ``[s_n - s_p + margin]+``, among
 
@@ -186,6 +187,8 @@ def triplet_loss(
       (Schroff et al. 2015, FaceNet: D_ap < D_an < D_ap + margin). Equal scores are not semi-hard;
     * ``mining="hard"``: for each positive the hardest negative, max_N s (Faghri et al. 2018, VSE++, who take the sum).
       Equally hard negatives share the gradient.
+
+    "all" and "semihard" take O(N log N) a list, or O(N |P|) where that is less, and O(N) memory.
 
     Args:
         scores: (..., N), floating point, higher = closer. The default margin is made for cosine similarities;
@@ -197,7 +200,7 @@ def triplet_loss(
         return_stats: also return how many lists there were and how many counted (`ListStats`).
 
     Returns:
-        A scalar >= 0. A list with P and N but no active triplet counts, with 0.
+        A scalar, at least 0 up to rounding. A list with P and N but no active triplet counts, with 0.
 
     Raises:
         TypeError: `scores` are not floating point, or `where` is not boolean.
@@ -243,7 +246,6 @@ def _active_triplets(lists: Lists, margin: float, semihard: bool) -> tuple[Tenso
     A triplet is active when s_p < s_n + margin, and semi-hard when s_n < s_p as well.
     """
     s, positive, negative = lists.scores.contiguous(), lists.positive, lists.negative  # searchsorted warns otherwise
-    # In rising order, which is the natural one for the sums below.
     marked = torch.where(positive, s, float("inf"))
     most = int(positive.sum(-1).max()) if len(s) and readable(s) else s.shape[-1]
     if most <= FEW_POSITIVES:
