@@ -285,6 +285,14 @@ def test_no_list_defined(name, side):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_no_lists(name):
+    with pytest.warns(UndefinedListWarning, match="0 of 0 lists have"):
+        value, grad = gradient(loss_of(name), torch.zeros(0, 5), torch.zeros(0, 5, dtype=torch.bool))
+    assert value == 0
+    assert grad.shape == (0, 5)
+
+
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
     "kind", ["ties", "constant", "huge", "tiny", "far", "duplicates", "opposite", "one-item", "apart"]

@@ -97,6 +97,11 @@ def _logsumexp(x: Tensor, mask: Tensor) -> Tensor:
     return result
 
 
+def _logsumexp_of_sides(x: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+    """Both at once, (2, Q): over `positive`, over `negative`."""
+    return _logsumexp(x.expand(2, *x.shape), torch.stack([positive, negative]))
+
+
 def _softplus(x: Tensor) -> Tensor:
     """log(1 + e^x). Torch's own goes over to x at 20, which float64 can tell from the truth."""
     return torch.nn.functional.softplus(x, threshold=40)
@@ -136,7 +141,8 @@ def contrastive_loss(
         return_stats: also return how many lists there were and how many counted (`ListStats`).
 
     Returns:
-        A scalar >= 0. The two sides do not need each other, so a list is defined as soon as it has a real item.
+        A scalar, at least 0 up to rounding. The two sides do not need each other, so a list is defined as soon as it
+        has a real item.
 
     Raises:
         TypeError: `scores` are not floating point, or `where` is not boolean.
@@ -172,7 +178,7 @@ def triplet_loss(
     where: Tensor | None = None,
     return_stats: bool = False,
 ) -> Any:
-    """Every positive above every negative by a margin, in O(N log N) a list: no list of triplets is ever made.
+    """Every positive above every negative by a margin, without ever making a list of triplets.
 
     For a list, the mean over its active triplets (p in P, n in N, hinge above zero) of ``[s_n - s_p + margin]+``, among
 
@@ -181,6 +187,8 @@ def triplet_loss(
       (Schroff et al. 2015, FaceNet: D_ap < D_an < D_ap + margin). Equal scores are not semi-hard;
     * ``mining="hard"``: for each positive the hardest negative, max_N s (Faghri et al. 2018, VSE++, who take the sum).
       Equally hard negatives share the gradient.
+
+    "all" and "semihard" take O(N log N) a list, or O(N |P|) where that is less, and O(N) memory.
 
     Args:
         scores: (..., N), floating point, higher = closer. The default margin is made for cosine similarities;
@@ -192,7 +200,7 @@ def triplet_loss(
         return_stats: also return how many lists there were and how many counted (`ListStats`).
 
     Returns:
-        A scalar >= 0. A list with P and N but no active triplet counts, with 0.
+        A scalar, at least 0 up to rounding. A list with P and N but no active triplet counts, with 0.
 
     Raises:
         TypeError: `scores` are not floating point, or `where` is not boolean.
@@ -227,8 +235,8 @@ def triplet_loss(
     return _mean_over_both(values, lists, scores, return_stats)
 
 
-FEW_POSITIVES = 32
-"""Up to so many a list, going through them one by one is quicker than sorting (both cost the same at about 50)."""
+FEW_POSITIVES = 16
+"""Up to so many a list, going through them one by one is quicker than sorting."""
 
 
 @torch.no_grad()
@@ -238,14 +246,13 @@ def _active_triplets(lists: Lists, margin: float, semihard: bool) -> tuple[Tenso
     A triplet is active when s_p < s_n + margin, and semi-hard when s_n < s_p as well.
     """
     s, positive, negative = lists.scores.contiguous(), lists.positive, lists.negative  # searchsorted warns otherwise
-    # In rising order, which is the natural one for the sums below.
     marked = torch.where(positive, s, float("inf"))
     most = int(positive.sum(-1).max()) if len(s) and readable(s) else s.shape[-1]
     if most <= FEW_POSITIVES:
         rising, order = marked.topk(most, largest=False)
-        count_n, counts = torch.zeros_like(s), torch.zeros_like(rising)
+        count_n, counts, above = torch.zeros_like(s), torch.zeros_like(rising), s + margin
         for k in range(most):
-            active = negative & (rising[:, k : k + 1] < s + margin)
+            active = negative & (rising[:, k : k + 1] < above)
             if semihard:
                 active &= rising[:, k : k + 1] > s
             count_n += active
@@ -391,7 +398,8 @@ def nca_loss(
     lists = prepare(scores, relevant, where)
     s = lists.scores / temperature
     # log(1 + N/P), not log of a ratio of sums: nothing underflows when the positives are far below
-    values = _softplus(_logsumexp(s, lists.negative) - _logsumexp(s, lists.positive))
+    of_p, of_n = _logsumexp_of_sides(s, lists.positive, lists.negative)
+    values = _softplus(of_n - of_p)
     return _mean_over_both(values, lists, scores, return_stats)
 
 
@@ -441,8 +449,8 @@ def lifted_structure_loss(
     _check_number(margin, "margin")
     lists = prepare(scores, relevant, where)
     s, positive, negative, _ = lists
-    # clamped before the undefined lists are dropped: their log-sum-exps are the lowest numbers
-    values = torch.relu(_logsumexp(-s, positive) + _logsumexp(s, negative) + margin)
+    of_p, of_n = _logsumexp_of_sides(torch.where(positive, -s, s), positive, negative)
+    values = torch.relu(of_p + of_n + margin)
     return _mean_over_both(values, lists, scores, return_stats)
 
 
@@ -555,13 +563,13 @@ def bin_lifted_loss(
     """
     _check_steepness(alpha, beta, base)
     lists = prepare(scores, relevant, where)
+    _, positive, negative, _ = lists
     x = _exponent(lists, alpha, beta, base)
     deviance = _softplus(x)
-    deviance_and_lifted = [
-        (torch.where(side, deviance, 0.0).sum(-1) + _logsumexp(x, side)) / (2 * steepness)
-        for side, steepness in ((lists.positive, alpha), (lists.negative, beta))
-    ]
-    values = deviance_and_lifted[0] + deviance_and_lifted[1]
+    lifted_p, lifted_n = _logsumexp_of_sides(x, positive, negative)
+    of_p = torch.where(positive, deviance, 0.0).sum(-1) + lifted_p
+    of_n = torch.where(negative, deviance, 0.0).sum(-1) + lifted_n
+    values = of_p / (2 * alpha) + of_n / (2 * beta)
     return _mean_over_both(values, lists, scores, return_stats)
 
 
@@ -627,7 +635,8 @@ def multi_similarity_loss(
         highest_negative = fixed.masked_fill(~negative, -infinity).amax(-1, keepdim=True)
         positive = positive & (fixed < highest_negative + epsilon)
         negative = negative & (fixed > lowest_positive - epsilon)
-    values = _softplus(_logsumexp(x, positive)) / alpha + _softplus(_logsumexp(x, negative)) / beta
+    of_p, of_n = _softplus(_logsumexp_of_sides(x, positive, negative))
+    values = of_p / alpha + of_n / beta
     return _mean_over_both(values, lists, scores, return_stats)
 
 
