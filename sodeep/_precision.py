@@ -27,9 +27,13 @@ def full_precision(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         for argument in (*args, *kwargs.values()):
-            if isinstance(argument, Tensor) and torch.is_autocast_enabled(argument.device.type):
+            if isinstance(argument, Tensor) and _in_autocast(argument.device.type):
                 with torch.autocast(argument.device.type, enabled=False):
                     return function(*args, **kwargs)
         return function(*args, **kwargs)
 
     return wrapper
+
+
+def _in_autocast(device: str) -> bool:
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)

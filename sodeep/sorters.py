@@ -530,8 +530,8 @@ class SetSorter(Sorter):
         self,
         seq_len: int | None = None,
         *,
-        frequencies: Sequence[int] = (16, 24),
-        smoothness: float = 2.0,
+        frequencies: Sequence[int] = (16, 40),
+        smoothness: float = 3.0,
         heads: int = 8,
         hidden: int = 32,
         condition: int = 64,
@@ -634,7 +634,8 @@ class _FourierStage(nn.Module):
         waves = torch.cat([angles.cos(), angles.sin()], -1)  # (B, n, 2 K)
         summary = waves.mean(-2) if where is None else (where.to(y.dtype).unsqueeze(-2) @ waves).squeeze(-2) / count
         cos, sin = summary.chunk(2, -1)  # (B, K)
-        adapt = self.condition(torch.cat([cos**2 + sin**2, count**-0.5], -1))
+        # 10: an input of about unit size, for lists of tens to thousands
+        adapt = self.condition(torch.cat([cos**2 + sin**2, 10 * count**-0.5], -1))
         gain, shift = (part.unsqueeze(-2) for part in adapt.split([cos.shape[-1], self.hidden], -1))
         cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
         odd = self.odd * self.series * (1 + gain)  # (B, heads, K)

@@ -43,7 +43,7 @@ VALIDATION_SEED = 2019
 """The validation lists depend on the config's distributions and lengths alone, so that runs of any seed compare."""
 
 RECIPES: dict[str, dict[str, Any]] = {
-    "set": {"steps": 4000, "batch_size": 64, "lr": 2e-3, "gradient_weight": 0.05},
+    "set": {"steps": 6000, "batch_size": 32, "lr": 3e-3, "gradient_weight": 0.008},
 }
 """Defaults of `TrainConfig` that differ between sorters."""
 
@@ -71,7 +71,8 @@ class TrainConfig:
         ema: decay of the running average of the weights that is validated and kept; 0 keeps the weights themselves.
         value_loss: "l1", "l2" or "huber", on ranks / n.
         gradient_weight: weight of the gradient term beside the value loss; 0 trains on values alone.
-        gradient_tau: sharpness of the smooth rank whose gradient is the target, in standard deviations of the list.
+        gradient_tau: sharpness of the smooth rank whose gradient is the target, in standard deviations of the list,
+            for lists of 100 and more; shorter ones get n / 100 of it, and the term counts for less.
         gradient_share: share of each step's lists that the gradient term is taken on; it costs as much as three
             times the value loss.
         distributions: weight of each distribution of `sodeep.DISTRIBUTIONS`, and of "user" for `scores_file`.
@@ -373,8 +374,9 @@ class _Run:
         # the vectors are residuals, what a Spearman loss will send back: these ranks minus those of another order
         shuffled = torch.rand(some.shape, generator=generator, device=self.device).argsort(-1)
         residual = (target[:count] - target[:count].gather(-1, shuffled)) / n
-        # at one width a short list, whose items lie further apart, would be smoothed over fewer of them
-        mismatch = gradient_mismatch(ranks, some, residual, config.gradient_tau * min(1.0, n / 100))
+        # the width that suits 100 items spans too few of a short list to be near its ranks: sharper there, and softly
+        short = min(1.0, n / 100)
+        mismatch = short**2 * gradient_mismatch(ranks, some, residual, config.gradient_tau * short)
         if count < len(scores):
             ranks = torch.cat([ranks, self.network(scores[count:])])
         return value_loss(ranks / n, target / n) + config.gradient_weight * mismatch
@@ -532,7 +534,8 @@ def gradient_mismatch(ranks: Tensor, scores: Tensor, vectors: Tensor, tau: float
     """Relative squared difference between the gradients of ranks and of a smooth rank, for given output vectors.
 
     For each list, with J the Jacobian of `ranks` in `scores`, J' that of `laplace_rank` and v the vector:
-    |J'v - Jv|^2 / |J'v|^2 with J, J' transposed; the mean over the lists whose J'v is not zero.
+    |J'v - Jv|^2 / (|J'v|^2 + floor), with J and J' transposed. The floor, (0.03 n / std)^2 |v|^2, is a hundredth of
+    what |J'v|^2 usually is; it keeps lists in which the smooth rank has no slope (isolated items) from ruling the mean.
 
     Args:
         ranks: (B, n), of `scores`, with graph.
@@ -541,16 +544,21 @@ def gradient_mismatch(ranks: Tensor, scores: Tensor, vectors: Tensor, tau: float
         tau: sharpness of the smooth rank, in standard deviations of each list.
 
     Returns:
-        A scalar with a graph to the parameters behind `ranks`; 0 is agreement, 1 is what a zero gradient gets.
+        A scalar with a graph to the parameters behind `ranks`, the mean over the lists that are not constant; 0 is
+        agreement, about 1 is what a zero gradient gets.
     """
     (got,) = torch.autograd.grad(ranks, scores, vectors, create_graph=True)
     x = scores.detach().requires_grad_()
     spread = x.detach().std(-1, correction=0, keepdim=True)
-    smooth = laplace_rank(x, tau=tau * spread.where(spread > 0, 1.0))
+    defined = spread.squeeze(-1) > 0
+    spread = spread.where(spread > 0, 1.0)
+    smooth = laplace_rank(x, tau=tau * spread)
     (want,) = torch.autograd.grad(smooth, x, vectors)
-    size = want.square().sum(-1)
-    defined = size > 0
-    mismatch = (got - want).square().sum(-1) / size.where(defined, 1.0)
+    # in units of the list's spread, where the entries are of the size of n whatever the scale of the scores
+    got, want = got * spread, want * spread
+    floor = (0.03 * x.shape[-1]) ** 2 * vectors.square().sum(-1)
+    size = want.square().sum(-1) + floor
+    mismatch = (got - want).square().sum(-1) / size.where(size > 0, 1.0)
     return mismatch.masked_fill(~defined, 0).sum() / defined.sum().clamp(min=1)
 
 
