@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -231,6 +232,12 @@ class Evaluation:
     def to_dict(self) -> dict[str, object]:
         """Plain values, ready for JSON."""
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Evaluation:
+        """Back from `to_dict`, through JSON or not."""
+        whole = {name: {int(k): v for k, v in values[name].items()} for name in ("errors", "climb")}
+        return cls(**{**values, **whole})
 
 
 def evaluate(
