@@ -27,7 +27,12 @@ def full_precision(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         for argument in (*args, *kwargs.values()):
-            if isinstance(argument, Tensor) and torch.is_autocast_enabled(argument.device.type):
+            # a meta tensor, here by mistake or while shapes are traced, has no autocast to ask about
+            if (
+                isinstance(argument, Tensor)
+                and argument.device.type != "meta"
+                and torch.is_autocast_enabled(argument.device.type)
+            ):
                 with torch.autocast(argument.device.type, enabled=False):
                     return function(*args, **kwargs)
         return function(*args, **kwargs)
