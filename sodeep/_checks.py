@@ -26,8 +26,11 @@ def compiling() -> bool:
 
 
 def readable(x: Tensor) -> bool:
-    """Whether values of `x` may be read now: not under torch.compile, not inside torch.func transforms."""
-    return not compiling() and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+    """Whether values of `x` may be read now: not under torch.compile, not inside torch.func transforms.
+
+    Inside a transform `x` itself may be an ordinary tensor, but what it meets there (its mask, say) may not.
+    """
+    return not compiling() and not torch._C._are_functorch_transforms_active() and not x.is_meta
 
 
 def check_scores(scores: object, name: str = "scores") -> Tensor:
