@@ -94,8 +94,16 @@ def check_same_shape(x: Tensor, like: Tensor, name: str, like_name: str) -> None
         )
 
 
-def check_finite(x: Tensor, where: Tensor | None = None, name: str = "scores") -> None:
-    """No NaN or infinity among the real items. The message gives the count and the first position.
+FIND_THE_STEP = "find the step that made them (torch.autograd.set_detect_anomaly)."
+
+
+def check_finite(
+    x: Tensor,
+    where: Tensor | None = None,
+    name: str = "scores",
+    remedy: str = f"Mask such items out with where=, or {FIND_THE_STEP}",
+) -> None:
+    """No NaN or infinity among the real items. The message gives the count and the first position, then `remedy`.
 
     Reads the values, so it is skipped under torch.compile and torch.func, where NaN in gives NaN out.
     """
@@ -108,8 +116,7 @@ def check_finite(x: Tensor, where: Tensor | None = None, name: str = "scores") -
         first = tuple(int(i) for i in bad.nonzero()[0])
         raise ValueError(
             f"`{name}` must be finite, got {int(bad.sum())} NaN or infinite of {x.numel()} values, "
-            f"the first ({x[first].item()}) at index {first}. "
-            "Mask such items out with where=, or find the step that made them (torch.autograd.set_detect_anomaly)."
+            f"the first ({x[first].item()}) at index {first}. {remedy}"
         )
 
 
