@@ -26,8 +26,11 @@ def compiling() -> bool:
 
 
 def readable(x: Tensor) -> bool:
-    """Whether values of `x` may be read now: not under torch.compile, not inside torch.func transforms."""
-    return not compiling() and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+    """Whether values of `x` may be read now: not under torch.compile, not inside torch.func transforms.
+
+    Inside a transform `x` itself may be an ordinary tensor, but what it meets there (its mask, say) may not.
+    """
+    return not compiling() and not torch._C._are_functorch_transforms_active() and not x.is_meta
 
 
 def check_scores(scores: object, name: str = "scores") -> Tensor:
@@ -91,8 +94,16 @@ def check_same_shape(x: Tensor, like: Tensor, name: str, like_name: str) -> None
         )
 
 
-def check_finite(x: Tensor, where: Tensor | None = None, name: str = "scores") -> None:
-    """No NaN or infinity among the real items. The message gives the count and the first position.
+FIND_THE_STEP = "find the step that made them (torch.autograd.set_detect_anomaly)."
+
+
+def check_finite(
+    x: Tensor,
+    where: Tensor | None = None,
+    name: str = "scores",
+    remedy: str = f"Mask such items out with where=, or {FIND_THE_STEP}",
+) -> None:
+    """No NaN or infinity among the real items. The message gives the count and the first position, then `remedy`.
 
     Reads the values, so it is skipped under torch.compile and torch.func, where NaN in gives NaN out.
     """
@@ -105,8 +116,7 @@ def check_finite(x: Tensor, where: Tensor | None = None, name: str = "scores") -
         first = tuple(int(i) for i in bad.nonzero()[0])
         raise ValueError(
             f"`{name}` must be finite, got {int(bad.sum())} NaN or infinite of {x.numel()} values, "
-            f"the first ({x[first].item()}) at index {first}. "
-            "Mask such items out with where=, or find the step that made them (torch.autograd.set_detect_anomaly)."
+            f"the first ({x[first].item()}) at index {first}. {remedy}"
         )
 
 

@@ -138,7 +138,11 @@ def climb(
         _rank_loss(rank_fn, scores, target).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         if step in steps:
-            check_finite(scores.detach(), name=f"scores after {step} steps of climb")
+            check_finite(
+                scores.detach(),
+                name=f"scores after {step} steps of climb",
+                remedy="Lower lr, or look at the gradient of rank_fn.",
+            )
             result[step] = float(spearman_corr(scores.detach(), goal).mean())
     return result
 

@@ -198,20 +198,26 @@ def blackbox_rank(scores: Tensor, lam: float | None = None, where: Tensor | None
     return ranks
 
 
-class StraightThrough:
+class StraightThrough(nn.Module):
     """Exact ranks forward, the gradient of `rank_fn` backward: see `straight_through`."""
 
     def __init__(self, rank_fn: RankFunction) -> None:
-        self.rank_fn = rank_fn
-        self.__name__ = f"straight_through({getattr(rank_fn, '__name__', repr(rank_fn))})"
+        super().__init__()
+        self.rank_fn = rank_fn  # a sorter becomes a submodule, so that a loss can move and freeze it
+        self.__name__ = f"straight_through({getattr(rank_fn, '__name__', type(rank_fn).__name__)})"
 
-    def __call__(self, scores: Tensor, where: Tensor | None = None) -> Tensor:
+    def forward(self, scores: Tensor, where: Tensor | None = None) -> Tensor:
         """Exact ranks of `scores` (..., n), with the gradient of the soft ones."""
         soft = apply_rank_fn(self.rank_fn, scores, where)
         return exact_rank(scores, where) + (soft - soft.detach())
 
-    def __repr__(self) -> str:
-        return self.__name__
+    def _get_name(self) -> str:
+        return "straight_through"
+
+    def extra_repr(self) -> str:
+        """The rank function, if it is not a module, which repr() shows by itself."""
+        shown: str = getattr(self.rank_fn, "__name__", repr(self.rank_fn))
+        return "" if isinstance(self.rank_fn, nn.Module) else shown
 
 
 def straight_through(rank_fn: RankFunction) -> StraightThrough:
@@ -221,7 +227,8 @@ def straight_through(rank_fn: RankFunction) -> StraightThrough:
         rank_fn: any rank function. If it does not take `where`, masked lists reach it without their masked items.
 
     Returns:
-        A rank function that takes `where`; it can be pickled if `rank_fn` can.
+        A rank function that takes `where`: a module, of which `rank_fn` is a submodule if it is one itself. It can be
+        pickled if `rank_fn` can.
 
     Example:
         >>> straight_through(laplace_rank)(torch.tensor([0.2, 0.9, 0.5, 0.9]))

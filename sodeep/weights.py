@@ -126,7 +126,7 @@ def contributing_pairs(
     if not isinstance(threshold, (int, float)) or isinstance(threshold, bool) or not 0 <= threshold < 1:
         raise ValueError(f"`threshold` must be a number in [0, 1), got {describe(threshold)}.")
     weights = pair_weights(loss, scores, relevant, where).abs()
-    check_finite(weights, name="d loss / d scores")
+    check_finite(weights, name="d loss / d scores", remedy="Look at the gradient of the loss at those scores.")
     counted = weights > threshold * weights.amax(-1, keepdim=True)
     relevant = as_relevance(relevant, scores)
     return ContributingPairs((counted & relevant).sum(-1), (counted & ~relevant).sum(-1), counted.any(-1))

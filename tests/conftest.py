@@ -1,6 +1,8 @@
 import pytest
 import torch
 
+torch.set_num_threads(1)  # tensors of a test are small: on a busy machine threads cost up to forty times what they save
+
 
 @pytest.fixture(autouse=True)
 def seeded():

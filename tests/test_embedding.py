@@ -246,7 +246,7 @@ ERRORS = {
         ValueError,
         (X / X, [0, 0, 1, 1]),
         "`embeddings` must be finite, got 12 NaN or infinite of 16 values, the first (nan) at index (0, 1). "
-        "Mask such items out with where=, or find the step that made them (torch.autograd.set_detect_anomaly).",
+        "Drop those rows, or find the step that made them (torch.autograd.set_detect_anomaly).",
     ),
     "length": (
         ValueError,

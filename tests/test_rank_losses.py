@@ -182,8 +182,8 @@ def test_module_is_the_function(name):
 
 
 def test_repr():
-    assert repr(MAPLoss(laplace)) == "MAPLoss(laplace, form='ap', return_stats=False)"
-    assert repr(RecallLoss(laplace)) == "RecallLoss(laplace, margin=0.2, hardest=1, return_stats=False)"
+    assert repr(MAPLoss(laplace)) == "MAPLoss(rank_fn=laplace, form='ap', return_stats=False)"
+    assert repr(RecallLoss(laplace)) == "RecallLoss(rank_fn=laplace, margin=0.2, hardest=1, return_stats=False)"
 
 
 # ---- what the values mean --------------------------------------------------------------------------------------------

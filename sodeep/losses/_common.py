@@ -64,7 +64,9 @@ def mean_over_defined(
 class Loss(nn.Module):
     """A loss function with its keyword arguments stored: the Module form of every loss.
 
-    A subclass sets `function` and calls `super().__init__(name=value, ...)` with that function's keyword arguments.
+    A subclass sets `function` and calls `super().__init__(name=value, ...)` with that function's keyword arguments,
+    which become attributes. A sorter among them so becomes a submodule, which ``.to(device)`` moves, and is frozen: an
+    optimiser that is handed the loss finds nothing to train.
     """
 
     function: Callable[..., Any]
@@ -72,11 +74,30 @@ class Loss(nn.Module):
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        self.options = options
+        self._options = tuple(options)
+        for name, value in options.items():
+            if isinstance(value, nn.Module):
+                _freeze(value)
+            setattr(self, name, value)
 
     def forward(self, scores: Tensor, target: Tensor, where: Tensor | None = None, **extra: Any) -> Any:
         """The loss of `scores` (..., N) against `target` of the same shape; see the function of the same name."""
-        return type(self).function(scores, target, where=where, **self.options, **extra)
+        options = {name: getattr(self, name) for name in self._options}
+        return type(self).function(scores, target, where=where, **{**options, **extra})
 
     def extra_repr(self) -> str:
-        return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        """The options, for repr(); modules among them are shown below."""
+        values = {name: getattr(self, name) for name in self._options}
+        return ", ".join(
+            f"{name}={getattr(value, '__name__', repr(value))}"
+            for name, value in values.items()
+            if not isinstance(value, nn.Module)
+        )
+
+
+def _freeze(rank_fn: nn.Module) -> None:
+    """Nothing to train in `rank_fn`, nor in what it wraps."""
+    rank_fn.requires_grad_(False)
+    for module in rank_fn.modules():
+        if callable(freeze := getattr(module, "freeze", None)):
+            freeze()

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sodeep._checks import check_at_least, check_choice, check_device, check_finite, describe, readable
+from sodeep._checks import FIND_THE_STEP, check_at_least, check_choice, check_device, check_finite, describe, readable
 from sodeep._labels import as_labels, label_tensor, same_label
 from sodeep._precision import full_precision, working_dtype
 from sodeep.losses._common import mean_over_defined
@@ -76,7 +76,7 @@ def _check_embeddings(embeddings: object, name: str, like: Tensor | None = None,
                 f"`{name}` must have the width of `{like_name}` ({width}), got shape {tuple(embeddings.shape)}."
             )
         check_device(embeddings, like, name, like_name)
-    check_finite(embeddings, name=name)
+    check_finite(embeddings, name=name, remedy=f"Drop those rows, or {FIND_THE_STEP}")
 
 
 def _similarities(x: Tensor, y: Tensor, similarity: str) -> Tensor:

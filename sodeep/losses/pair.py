@@ -225,7 +225,7 @@ def triplet_loss(
         lowest = torch.finfo(s.dtype).min / 4
         hardest = s.masked_fill(~negative, lowest).amax(-1, keepdim=True)
         hinge = hardest - s + margin
-        values = _mean(hinge, positive & (hinge > 0))
+        values = _mean(hinge, positive & ~(hinge <= 0))  # in words that keep NaN
     else:
         # A sum of hinges is linear in the scores once it is known which are active. So all that is needed is in how
         # many active triplets each item is, and these counts are the gradient.
@@ -250,7 +250,7 @@ def _active_triplets(lists: Lists, margin: float, semihard: bool) -> tuple[Tenso
     most = int(positive.sum(-1).max()) if len(s) and readable(s) else s.shape[-1]
     if most <= FEW_POSITIVES:
         rising, order = marked.topk(most, largest=False)
-        count_n, counts, above = torch.zeros_like(s), torch.zeros_like(rising), s + margin
+        count_n, counts, above = torch.zeros_like(marked), torch.zeros_like(rising), s + margin
         for k in range(most):
             active = negative & (rising[:, k : k + 1] < above)
             if semihard:
@@ -272,7 +272,7 @@ def _active_triplets(lists: Lists, margin: float, semihard: bool) -> tuple[Tenso
         steps = s.new_zeros(s.shape[0], s.shape[1] + 1).scatter_add(-1, first, real).scatter_add(-1, last, -real)
         counts = steps.cumsum(-1)[:, :-1]
     # slots beyond the positives of a list hold infinity, with which nothing is active
-    return torch.zeros_like(s).scatter(-1, order, counts), count_n
+    return torch.zeros_like(marked).scatter(-1, order, counts), count_n
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -633,8 +633,9 @@ def multi_similarity_loss(
         infinity = float("inf")
         lowest_positive = fixed.masked_fill(~positive, infinity).amin(-1, keepdim=True)
         highest_negative = fixed.masked_fill(~negative, -infinity).amax(-1, keepdim=True)
-        positive = positive & (fixed < highest_negative + epsilon)
-        negative = negative & (fixed > lowest_positive - epsilon)
+        # in words that keep NaN
+        positive = positive & ~(fixed >= highest_negative + epsilon)
+        negative = negative & ~(fixed <= lowest_positive - epsilon)
     of_p, of_n = _softplus(_logsumexp_of_sides(x, positive, negative))
     values = of_p / alpha + of_n / beta
     return _mean_over_both(values, lists, scores, return_stats)
@@ -705,7 +706,7 @@ def histogram_loss(
     lists = prepare(scores, relevant, where)
     s, positive, negative, _ = lists
     place = ((s - low) * (num_bins / (high - low))).clamp(0, num_bins)
-    node = place.detach().floor().clamp(max=num_bins - 1)
+    node = place.detach().floor().clamp(max=num_bins - 1).nan_to_num(0.0)  # NaN goes on in its share, not as an index
     real = positive | negative
     upper = (place - node).masked_fill(~real, 0)  # the share of the node above
     lower = real.to(s.dtype) - upper

@@ -24,7 +24,7 @@ import math
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sodeep._checks import (
     check_at_least,
@@ -232,38 +232,20 @@ def recall_loss(
     real = positive | negative
     ranks = apply_rank_fn(rank_fn, x, where=None if where is None else real)
     ranks = ranks / real.sum(-1, keepdim=True).clamp(min=1)
-    # the smallest ranks of the others; infinite where a list has fewer, which the hinge turns into 0
-    rivals = ranks.masked_fill(~negative, torch.inf).topk(min(hardest, x.shape[-1]), largest=False).values
-    hinge = (margin + ranks.unsqueeze(-1) - rivals.unsqueeze(-2)).relu()  # (Q, N, hardest)
-    per_item = hinge.sum(-1) / rivals.isfinite().sum(-1, keepdim=True).clamp(min=1)
+    # the smallest ranks of the others; infinite where a list has fewer
+    lowest = ranks.detach().masked_fill(~negative, torch.inf).topk(min(hardest, x.shape[-1]), largest=False).values
+    # others of one rank share the gradient: topk alone would give it to the first of them
+    tied = (ranks.unsqueeze(-2) == lowest.unsqueeze(-1)) & negative.unsqueeze(-2)  # (Q, hardest, N)
+    rivals = (tied * ranks.unsqueeze(-2)).sum(-1) / tied.sum(-1).clamp(min=1)
+    exists = lowest.isfinite()
+    hinge = (margin + ranks.unsqueeze(-1) - rivals.unsqueeze(-2)).relu() * exists.unsqueeze(-2)  # (Q, N, hardest)
+    per_item = hinge.sum(-1) / exists.sum(-1, keepdim=True).clamp(min=1)
     needs = "a relevant item and another"
     defined = positive.any(-1) & negative.any(-1)
     return mean_over_defined(_mean_of_real(per_item, positive), defined, x, return_stats, needs)
 
 
-class _RankLoss(Loss):
-    """A loss on a rank function: a sorter is a frozen submodule, anything else a plain attribute."""
-
-    rank_fn: RankFunction
-
-    def __init__(self, rank_fn: RankFunction, **options: Any) -> None:
-        super().__init__(**options)
-        if isinstance(rank_fn, nn.Module):
-            rank_fn.requires_grad_(False)
-            if callable(freeze := getattr(rank_fn, "freeze", None)):
-                freeze()
-        self.rank_fn = rank_fn
-
-    def forward(self, scores: Tensor, target: Tensor, where: Tensor | None = None, **extra: Any) -> Any:
-        """The loss of `scores` (..., n) against `target` of the same shape; see the function of the same name."""
-        return super().forward(scores, target, where, rank_fn=self.rank_fn, **extra)
-
-    def extra_repr(self) -> str:
-        shown = "" if isinstance(self.rank_fn, nn.Module) else getattr(self.rank_fn, "__name__", repr(self.rank_fn))
-        return ", ".join(filter(None, [shown, super().extra_repr()]))
-
-
-class SpearmanLoss(_RankLoss):
+class SpearmanLoss(Loss):
     """`spearman_loss` as a module: ``SpearmanLoss(rank_fn)(scores, target, where=None)``.
 
     Args:
@@ -273,7 +255,7 @@ class SpearmanLoss(_RankLoss):
     Example:
         >>> from sodeep.ranks import laplace_rank
         >>> SpearmanLoss(laplace_rank, value_weight=0.1)
-        SpearmanLoss(laplace_rank, value_weight=0.1, value_loss='l1', return_stats=False)
+        SpearmanLoss(rank_fn=laplace_rank, value_weight=0.1, value_loss='l1', return_stats=False)
     """
 
     function = staticmethod(spearman_loss)
@@ -281,10 +263,10 @@ class SpearmanLoss(_RankLoss):
     def __init__(
         self, rank_fn: RankFunction, *, value_weight: float = 0.0, value_loss: str = "l1", return_stats: bool = False
     ) -> None:
-        super().__init__(rank_fn, value_weight=value_weight, value_loss=value_loss, return_stats=return_stats)
+        super().__init__(rank_fn=rank_fn, value_weight=value_weight, value_loss=value_loss, return_stats=return_stats)
 
 
-class MAPLoss(_RankLoss):
+class MAPLoss(Loss):
     """`map_loss` as a module: ``MAPLoss(rank_fn)(scores, relevant, where=None)``.
 
     Args:
@@ -300,10 +282,10 @@ class MAPLoss(_RankLoss):
     function = staticmethod(map_loss)
 
     def __init__(self, rank_fn: RankFunction, *, form: str = "ap", return_stats: bool = False) -> None:
-        super().__init__(rank_fn, form=form, return_stats=return_stats)
+        super().__init__(rank_fn=rank_fn, form=form, return_stats=return_stats)
 
 
-class RecallLoss(_RankLoss):
+class RecallLoss(Loss):
     """`recall_loss` as a module: ``RecallLoss(rank_fn)(scores, relevant, where=None)``.
 
     Args:
@@ -316,7 +298,7 @@ class RecallLoss(_RankLoss):
     def __init__(
         self, rank_fn: RankFunction, *, margin: float = 0.2, hardest: int = 1, return_stats: bool = False
     ) -> None:
-        super().__init__(rank_fn, margin=margin, hardest=hardest, return_stats=return_stats)
+        super().__init__(rank_fn=rank_fn, margin=margin, hardest=hardest, return_stats=return_stats)
 
 
 def _prepare_regression(scores: Tensor, target: Tensor, where: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

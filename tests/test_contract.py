@@ -1,0 +1,833 @@
+"""One contract, held over every loss and every metric. A new one without an entry in the tables here fails the suite.
+
+What a single loss or metric means is in its own test file; what they all promise is here.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+import pickle
+import re
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+import sodeep
+from sodeep import (
+    CrossModalLoss,
+    EmbeddingLoss,
+    UndefinedListWarning,
+    UndefinedMetricWarning,
+    losses,
+    metrics,
+)
+from sodeep.ranks import exact_rank, laplace_rank, sigmoid_rank
+
+F64 = torch.float64
+BOTH = "both a relevant item and one that is not"
+
+
+def laplace(scores, where=None):
+    return laplace_rank(scores, tau=0.5, where=where)
+
+
+class Member(NamedTuple):
+    """What the suite has to know of a loss."""
+
+    function: Callable[..., Any]
+    module: type[losses.ContrastiveLoss] | type
+    options: dict[str, Any] = {}
+    needs: str = BOTH
+    """What a list needs to be defined, in the words of the warning."""
+    target: str = "relevant"
+    """The name of its second argument."""
+    smooth: dict[str, Any] = {}
+    """Options under which finite differences see its gradient."""
+    lr: float = 1.0
+    """For a descent on unit vectors."""
+
+    @property
+    def loss(self) -> Callable[..., Any]:
+        return partial(self.function, **self.options)
+
+
+ONE = "a relevant item"
+RANKED = {"rank_fn": laplace}
+LOSSES = {
+    "spearman": Member(sodeep.spearman_loss, sodeep.SpearmanLoss, RANKED, "two items with different targets", "target"),
+    "spearman_l1": Member(
+        sodeep.spearman_loss,
+        sodeep.SpearmanLoss,
+        {**RANKED, "value_weight": 0.5},
+        "two items with different targets",
+        "target",
+    ),
+    "map": Member(sodeep.map_loss, sodeep.MAPLoss, RANKED, ONE, lr=10),
+    "map_rank_sum": Member(sodeep.map_loss, sodeep.MAPLoss, {**RANKED, "form": "rank_sum"}, ONE, lr=10),
+    "recall": Member(sodeep.recall_loss, sodeep.RecallLoss, RANKED, "a relevant item and another", lr=10),
+    "recall_3": Member(
+        sodeep.recall_loss,
+        sodeep.RecallLoss,
+        {**RANKED, "margin": 0.4, "hardest": 3},
+        "a relevant item and another",
+        lr=10,
+    ),
+    "smooth_ap": Member(sodeep.smooth_ap_loss, sodeep.SmoothAPLoss, {}, ONE, smooth={"tau": 0.1}, lr=10),
+    "smooth_ap_self": Member(
+        sodeep.smooth_ap_loss, sodeep.SmoothAPLoss, {"include_self": True}, ONE, smooth={"tau": 0.1}, lr=10
+    ),
+    "quantized_ap": Member(
+        sodeep.quantized_ap_loss, sodeep.QuantizedAPLoss, {}, ONE, smooth={"num_bins": 7, "low": -1.1}, lr=10
+    ),
+    "fast_ap": Member(sodeep.fast_ap_loss, sodeep.FastAPLoss, {}, ONE, smooth={"num_bins": 5}, lr=10),
+    "sup_ap": Member(
+        sodeep.sup_ap_loss, sodeep.SupAPLoss, {}, ONE, smooth={"tau": 0.1, "delta": 0.3, "rho": 2.0}, lr=10
+    ),
+    "recall_at_k": Member(sodeep.recall_at_k_loss, sodeep.RecallAtKLoss, {}, ONE, smooth={"tau_rank": 0.1}, lr=10),
+    "asp": Member(sodeep.asp_loss, sodeep.ASPLoss, {}, "a real item", "semantic", smooth={"tau": 0.1}),
+    "asp_ranked": Member(
+        sodeep.asp_loss, sodeep.ASPLoss, {**RANKED, "semantic_rank_fn": exact_rank}, "a real item", "semantic"
+    ),
+    "contrastive": Member(sodeep.contrastive_loss, sodeep.ContrastiveLoss, {}, "a real item"),
+    "triplet": Member(sodeep.triplet_loss, sodeep.TripletLoss),
+    "triplet_semihard": Member(sodeep.triplet_loss, sodeep.TripletLoss, {"mining": "semihard"}),
+    "triplet_hard": Member(sodeep.triplet_loss, sodeep.TripletLoss, {"mining": "hard"}),
+    "nt_xent": Member(sodeep.nt_xent_loss, sodeep.NTXentLoss),
+    "n_pairs": Member(sodeep.n_pairs_loss, sodeep.NPairsLoss),
+    "nca": Member(sodeep.nca_loss, sodeep.NCALoss, {"temperature": 0.1}),
+    "lifted_structure": Member(sodeep.lifted_structure_loss, sodeep.LiftedStructureLoss),
+    "binomial_deviance": Member(sodeep.binomial_deviance_loss, sodeep.BinomialDevianceLoss, {}, "a real item"),
+    "bin_lifted": Member(sodeep.bin_lifted_loss, sodeep.BinLiftedLoss),
+    "multi_similarity": Member(sodeep.multi_similarity_loss, sodeep.MultiSimilarityLoss),
+    "multi_similarity_all": Member(sodeep.multi_similarity_loss, sodeep.MultiSimilarityLoss, {"epsilon": None}),
+    "histogram": Member(
+        sodeep.histogram_loss, sodeep.HistogramLoss, {}, "a positive and a negative pair between them", lr=10
+    ),
+}
+WRAPPERS = {EmbeddingLoss, CrossModalLoss}
+"""Make a loss on embeddings of any loss; see `test_embedding.py`."""
+
+every_loss = pytest.mark.parametrize("name", LOSSES)
+every_loss_of_lists = pytest.mark.parametrize("name", [name for name in LOSSES if name != "histogram"])
+every_loss_of_relevance = pytest.mark.parametrize("name", [n for n, m in LOSSES.items() if m.target == "relevant"])
+
+
+def exactly(message: str) -> str:
+    return f"^{re.escape(message)}$"
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def draw(member: Member, lists: int = 6, n: int = 9, seed: int = 0, dtype: torch.dtype = F64) -> tuple[Tensor, Tensor]:
+    """Scores in (-1, 1) without ties, and a target for which every list is defined."""
+    generator = seeded(seed)
+    scores = 1.98 * torch.rand(lists, n, generator=generator, dtype=F64) - 0.99
+    if member.target == "relevant":
+        target = torch.rand(lists, n, generator=generator) < 0.35
+        target[:, 0], target[:, 1:2] = True, False
+        return scores.to(dtype), target
+    target = torch.randint(5, (lists, n), generator=generator).to(F64) / 5
+    target[:, 0], target[:, 1:2] = 1.1, 1.2
+    return scores.to(dtype), target.to(dtype)
+
+
+def value_and_grad(loss: Callable[..., Any], scores: Tensor, target: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    leaf = scores.detach().clone().requires_grad_()
+    value = loss(leaf, target, **options)
+    assert value.shape == ()
+    assert value.requires_grad
+    return value.detach(), torch.autograd.grad(value, leaf)[0]
+
+
+def values_are_equal(a: Any, b: Any) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+# ---- nothing is left out ---------------------------------------------------------------------------------------------
+
+
+def test_every_loss_is_in_the_table():
+    functions = {name for name in losses.__all__ if name.endswith("_loss")}
+    assert functions == {member.function.__name__ for member in LOSSES.values()}
+    modules = {getattr(losses, name) for name in losses.__all__ if name.endswith("Loss")}
+    assert modules - WRAPPERS == {member.module for member in LOSSES.values()}
+    for module in (losses.pair, losses.rank, losses.retrieval, losses.semantic):
+        own = {name for name, x in vars(module).items() if getattr(x, "__module__", None) == module.__name__}
+        public = {name for name in own if not name.startswith("_") and name.lower().endswith("loss")}
+        assert public <= set(losses.__all__)
+    assert set(losses.__all__) <= {*sodeep.__all__}
+
+
+def test_every_metric_is_in_the_table():
+    public = {
+        name
+        for name, function in inspect.getmembers(metrics, inspect.isfunction)
+        if function.__module__ == metrics.__name__ and not name.startswith("_")
+    }
+    assert public == {getattr(metric, "func", metric).__name__ for metric in METRICS.values()} | {"pmrp"}
+    assert public <= {*sodeep.__all__}
+
+
+# ---- losses: what lists are ------------------------------------------------------------------------------------------
+
+
+@every_loss
+def test_order_of_lists_and_items_changes_nothing(name):
+    member = LOSSES[name]
+    scores, target = draw(member)
+    scores[:, 3] = scores[:, 4]
+    rows, columns = torch.randperm(6, generator=seeded(1)), torch.randperm(9, generator=seeded(2))
+    value, grad = value_and_grad(member.loss, scores, target)
+    moved, moved_grad = value_and_grad(member.loss, scores[rows][:, columns], target[rows][:, columns])
+    values_are_equal(moved, value)
+    values_are_equal(moved_grad, grad[rows][:, columns])
+
+
+@every_loss
+def test_masked_is_deleted(name):
+    member = LOSSES[name]
+    scores, target = draw(member)
+    value, grad = value_and_grad(member.loss, scores, target)
+    for junk in (0.0, -1.0, 1e9, -1e9, math.nan, math.inf, -math.inf):
+        pad = torch.full((6, 2), junk, dtype=F64)
+        other = pad if member.target != "relevant" else pad > 0
+        wide, longer = (
+            torch.cat([pad, scores, pad], 1),
+            torch.cat([other, target, ~other if other.dtype == torch.bool else other], 1),
+        )
+        where = torch.tensor([False, False, *[True] * 9, False, False])
+        masked, masked_grad = value_and_grad(member.loss, wide, longer, where=where)
+        values_are_equal(masked, value)
+        values_are_equal(masked_grad[:, where], grad)
+        assert (masked_grad[:, ~where] == 0).all()
+
+
+@every_loss_of_lists
+def test_batch_is_the_mean_of_its_lists(name):
+    member = LOSSES[name]
+    scores, target = draw(member)
+    each = torch.stack([member.loss(s, t) for s, t in zip(scores, target, strict=True)])
+    values_are_equal(member.loss(scores, target), each.mean())
+    values_are_equal(member.loss(scores.view(2, 3, 9), target.view(2, 3, 9)), each.mean())
+
+
+@every_loss_of_lists
+def test_a_list_in_a_batch_is_the_list_alone(name):
+    """Lists of unequal lengths, padded with NaN: each counts as it would without the others."""
+    member = LOSSES[name]
+    scores, target = draw(member)
+    where = torch.arange(9) < torch.tensor([9, 7, 5, 3, 2, 8]).unsqueeze(1)
+    each = torch.stack([member.loss(s[w], t[w]) for s, t, w in zip(scores, target, where, strict=True)])
+    values_are_equal(member.loss(scores.masked_fill(~where, math.nan), target, where=where), each.mean())
+
+
+@every_loss
+def test_undefined_lists_are_left_out_and_counted(name):
+    member = LOSSES[name]
+    scores, target = draw(member)
+    where = torch.ones(6, 9, dtype=torch.bool)
+    where[[1, 4]] = False
+    keep = torch.tensor([0, 2, 3, 5])
+    value, grad = value_and_grad(member.loss, scores, target, where=where)
+    values_are_equal(value, member.loss(scores[keep], target[keep]))
+    assert (grad[[1, 4]] == 0).all()
+    result, stats = member.loss(scores, target, where=where, return_stats=True)
+    values_are_equal(result, value)
+    assert (stats.total, int(stats.defined)) == (6, 6 if name == "histogram" else 4)
+
+
+def nothing_to_learn(member: Member) -> list[tuple[Tensor, dict[str, Tensor]]]:
+    """Targets and masks of three lists of four of which none is defined."""
+    masked = {"where": torch.zeros(3, 4, dtype=torch.bool)}
+    if member.needs == "a real item":
+        return [(torch.zeros(3, 4), masked)]
+    all_equal = [(torch.zeros(3, 4), {}), (torch.zeros(3, 4), masked)]
+    both_sides = member.needs not in (ONE, "two items with different targets")
+    return [*all_equal, (torch.ones(3, 4), {})] if both_sides else all_equal
+
+
+@every_loss
+def test_no_defined_list_is_a_zero_with_a_graph_and_one_warning(name):
+    member = LOSSES[name]
+    message = f"0 of 3 lists have {member.needs}: the loss is a constant 0 for this batch."
+    for target, options in nothing_to_learn(member):
+        scores = draw(member, 3, 4)[0].fill_(0.0 if "value_weight" in member.options else 0.3)
+        with pytest.warns(UndefinedListWarning, match=exactly(message)) as caught:
+            value, grad = value_and_grad(member.loss, scores, target, **options)
+        assert len(caught) == 1
+        assert value == 0
+        assert torch.equal(grad, torch.zeros_like(scores))
+        with pytest.warns(UndefinedListWarning, match=exactly(message)):
+            assert int(member.loss(scores, target, return_stats=True, **options)[1].defined) == 0
+
+
+@every_loss
+def test_no_lists(name):
+    member = LOSSES[name]
+    scores, target = draw(member)
+    with pytest.warns(UndefinedListWarning, match=f"^0 of 0 lists have {member.needs}: the loss is a constant 0"):
+        value, grad = value_and_grad(member.loss, scores[:0], target[:0])
+    assert value == 0
+    assert grad.shape == (0, 9)
+
+
+# ---- losses: numbers -------------------------------------------------------------------------------------------------
+
+
+@every_loss
+def test_gradient_by_finite_differences(name):
+    member = LOSSES[name]
+    scores, target = draw(member, 3, 7, seed=3)
+    where = torch.ones(3, 7, dtype=torch.bool)
+    where[0, 5:] = False
+    loss = partial(member.loss, **member.smooth)
+    for mask in (None, where):
+        assert torch.autograd.gradcheck(lambda s, mask=mask: loss(s, target, where=mask), scores.requires_grad_())
+
+
+@every_loss
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_precision(name, dtype):
+    """float32 or wider inside and out, whatever autocast says; the gradient in the dtype of the scores."""
+    member = LOSSES[name]
+    scores, target = draw(member, 4, 300)
+    scores, wide = scores.to(dtype), torch.promote_types(dtype, torch.float32)
+    expected, expected_grad = value_and_grad(member.loss, scores.to(wide), target)
+    assert expected.dtype == wide
+    for low in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype=low):
+            value, grad = value_and_grad(member.loss, scores, target)
+        assert (value.dtype, grad.dtype) == (wide, dtype)
+        torch.testing.assert_close(value, expected, rtol=0, atol=0)
+        torch.testing.assert_close(grad, expected_grad.to(dtype), rtol=0, atol=0)
+    with torch.autocast("cpu", enabled=False):
+        torch.testing.assert_close(value_and_grad(member.loss, scores, target), (value, grad), rtol=0, atol=0)
+
+
+EXTREMES = {
+    "constant": lambda s, t: torch.full_like(s, 0.4),
+    "zero": lambda s, t: torch.zeros_like(s),
+    "ones": lambda s, t: torch.ones_like(s),
+    "tied": lambda s, t: (s * 2).round() / 2,
+    "far": lambda s, t: s + 1e6,
+    "huge": lambda s, t: s * 1e30,
+    "vast": lambda s, t: s.sign() * 1e36,
+    "tiny": lambda s, t: s * 1e-30,
+    "subnormal": lambda s, t: s.sign() * 3e-45,
+    "apart": lambda s, t: torch.where(t > 0.5, -1e4, 1e4).to(s),
+    "solved": lambda s, t: torch.where(t > 0.5, 1e4, -1e4).to(s),
+    "edges": lambda s, t: s.sign() * (1 + torch.finfo(s.dtype).eps),
+}
+
+
+@every_loss
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_finite_on_extreme_scores(name, dtype):
+    member = LOSSES[name]
+    for lists, n in [(6, 9), (6, 1), (1, 2)]:
+        scores, target = draw(member, lists, n, dtype=dtype)
+        target[2:3], target[3:4] = 0, 1  # without positives, all positive
+        for kind, make in EXTREMES.items():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UndefinedListWarning)
+                value, grad = value_and_grad(member.loss, make(scores, target.to(dtype)), target)
+            assert value.isfinite(), kind
+            assert grad.isfinite().all(), kind
+            assert grad.dtype == dtype
+
+
+def rows_of_embeddings() -> dict[str, Tensor]:
+    x = torch.randn(8, 3, generator=seeded(), dtype=torch.float32)
+    duplicates = x.clone()
+    duplicates[1::2] = duplicates[::2]
+    with_zeros = x.clone()
+    with_zeros[[0, 3]] = 0
+    return {
+        "duplicates": duplicates,
+        "all equal": x[:1].expand(8, 3),
+        "zero rows": with_zeros,
+        "all zero": torch.zeros(8, 3),
+        "huge": x * 1e30,
+        "tiny": x * 1e-30,
+    }
+
+
+@every_loss
+def test_finite_on_degenerate_embeddings(name):
+    member = LOSSES[name]
+    labels = torch.tensor([0, 0, 0, 0, 1, 1, 2, 3])  # the last two have no positive
+    for kind, x in rows_of_embeddings().items():
+        for similarity in ("cosine", "euclidean"):
+            if similarity == "euclidean" and kind == "huge":
+                continue  # distances of 1e30 are fine, but this asks for their fourth power in a gradient of float32
+            leaf = x.clone().requires_grad_()
+            if member.target == "relevant":
+                value = EmbeddingLoss(member.loss, similarity)(leaf, labels)
+            else:
+                meaning = torch.rand(8, 8, generator=seeded(1))
+                value = CrossModalLoss(member.loss, similarity)(leaf, leaf.flip(0), meaning)
+            value.backward()
+            assert value.isfinite(), (kind, similarity)
+            assert leaf.grad.isfinite().all(), (kind, similarity)
+
+
+@every_loss
+def test_layout_of_the_input(name):
+    member = LOSSES[name]
+    scores, target = draw(member)
+    value, grad = value_and_grad(member.loss, scores, target)
+    turned = target.t().contiguous().t()
+    for strided in (scores.t().contiguous().t(), torch.stack([scores, scores], -1)[..., 0], scores.flip(1).flip(1)):
+        leaf = strided.detach().requires_grad_()
+        result = member.loss(leaf, turned)
+        values_are_equal(result.detach(), value)
+        values_are_equal(torch.autograd.grad(result, leaf)[0], grad)
+    # one list of scores against many targets: the gradient is the sum
+    one = scores[:1].clone().requires_grad_()
+    result = member.loss(one.expand(6, 9), target)
+    whole, whole_grad = value_and_grad(member.loss, scores[:1].repeat(6, 1), target)
+    values_are_equal(result.detach(), whole)
+    values_are_equal(torch.autograd.grad(result, one)[0], whole_grad.sum(0, keepdim=True))
+    values_are_equal(member.loss(scores, target[:1].expand(6, 9)), member.loss(scores, target[:1].repeat(6, 1)))
+
+
+@every_loss
+def test_inputs_stay_as_they_are(name):
+    member = LOSSES[name]
+    scores, target = draw(member)
+    where = torch.rand(6, 9, generator=seeded(3)) < 0.8
+    scores = scores.masked_fill(~where, math.nan).requires_grad_()
+    before = [x.detach().clone() for x in (scores, target, where)]
+    version = [x._version for x in (scores, target, where)]
+    member.loss(scores, target, where=where).backward()
+    torch.testing.assert_close([scores.detach(), target, where], before, rtol=0, atol=0, equal_nan=True)
+    assert [x._version for x in (scores, target, where)] == version
+
+
+@every_loss_of_relevance
+def test_relevance_as_numbers(name):
+    member = LOSSES[name]
+    scores, relevant = draw(member)
+    for dtype in (torch.int64, torch.uint8, torch.float32, torch.float64, torch.bfloat16):
+        assert torch.equal(member.loss(scores, relevant.to(dtype)), member.loss(scores, relevant))
+
+
+# ---- losses: ways to call --------------------------------------------------------------------------------------------
+
+
+@every_loss
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, from tracing
+def test_compiles_into_one_graph(name):
+    member = LOSSES[name]
+    options = {**member.options, "rank_fn": sigmoid_rank} if "rank_fn" in member.options else member.options
+    loss = partial(member.function, **options)
+    scores, target = draw(member, 4, 7)
+    where = torch.ones(4, 7, dtype=torch.bool)
+    where[:2, 5:] = False
+    where[3] = False
+    torch.compiler.reset()
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager", dynamic=False)
+    values_are_equal(
+        value_and_grad(compiled, scores, target, where=where), value_and_grad(loss, scores, target, where=where)
+    )
+
+
+@every_loss
+def test_functional_transforms(name):
+    member = LOSSES[name]
+    scores, target = draw(member)
+    _, grad = value_and_grad(member.loss, scores, target)
+    values_are_equal(torch.func.grad(member.loss)(scores, target), grad)
+    alone = [value_and_grad(member.loss, s, t) for s, t in zip(scores, target, strict=True)]
+    values, grads = (torch.stack(x) for x in zip(*alone, strict=True))
+    values_are_equal(torch.func.vmap(member.loss)(scores, target), values)
+    values_are_equal(torch.func.vmap(torch.func.grad(member.loss))(scores, target), grads)
+    values_are_equal(torch.func.vmap(member.loss, in_dims=(1, None))(scores.t().contiguous(), target[0])[0], values[0])
+    values_are_equal(torch.func.vmap(member.loss, in_dims=(None, 0))(scores[0], target)[0], values[0])
+    where = torch.arange(9) < torch.tensor([9, 7, 5, 3, 2, 8]).unsqueeze(1)
+    padded = scores.masked_fill(~where, math.nan)
+    each = torch.stack([member.loss(s[w], t[w]) for s, t, w in zip(scores, target, where, strict=True)])
+    values_are_equal(torch.func.vmap(lambda s, t, w: member.loss(s, t, where=w))(padded, target, where), each)
+    one = torch.func.vmap(lambda t, w: member.loss(padded[1], t, where=w))(target[[1, 1]], where[[1, 4]])
+    values_are_equal(one[0], each[1])
+
+
+@every_loss
+def test_nan_in_gives_nan_out_where_values_cannot_be_read(name):
+    member = LOSSES[name]
+    scores, target = draw(member)
+    scores[2, 5] = math.nan
+    values = torch.func.vmap(member.loss)(scores, target)
+    assert values.isnan().tolist() == [False, False, True, False, False, False]
+
+
+@every_loss
+def test_module_is_the_function(name):
+    member = LOSSES[name]
+    scores, target = draw(member)
+    where = torch.rand(6, 9, generator=seeded(3)) < 0.8
+    where[:, :2] = True
+    module = member.module(**member.options)
+    assert torch.equal(module(scores, target), member.loss(scores, target))
+    value = member.loss(scores, target, where=where)
+    assert torch.equal(module(scores, target, where), value)
+    assert module(scores, target, where=where, return_stats=True)[1].total == 6
+    assert list(module.parameters()) == []
+    for copied in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert torch.equal(copied(scores, target, where), value)
+        assert repr(copied) == repr(module)
+    wrapped = copy.deepcopy(EmbeddingLoss(module))
+    if member.target == "relevant":
+        rows = torch.randn(6, 4, generator=seeded())
+        assert torch.equal(wrapped(rows, [0, 0, 1, 1, 2, 2]), EmbeddingLoss(member.loss)(rows, [0, 0, 1, 1, 2, 2]))
+
+
+@every_loss
+def test_repr_shows_the_options(name):
+    member = LOSSES[name]
+    text = repr(member.module(**member.options))
+    assert text.startswith(f"{member.module.__name__}(")
+    for option, value in member.options.items():
+        assert getattr(value, "__name__", f"{option}={value!r}") in text
+    assert " at 0x" not in text
+    parameters = inspect.signature(member.module).parameters
+    shared = set(inspect.signature(member.function).parameters) & set(parameters)
+    assert set(parameters) == shared
+    for option in shared - {"rank_fn"}:
+        assert parameters[option].default == inspect.signature(member.function).parameters[option].default
+
+
+@every_loss
+def test_a_hundred_steps_of_descent_raise_the_exact_metric(name):
+    member = LOSSES[name]
+    x = torch.randn(24, 16, generator=seeded(4), dtype=F64).requires_grad_()
+    others = ~torch.eye(24, dtype=torch.bool)
+    labels = torch.arange(24) // 4
+    target = (labels.unsqueeze(1) == labels)[others].view(24, 23)
+    metric = sodeep.average_precision
+    if member.target != "relevant":
+        meaning = torch.randn(24, 16, generator=seeded(5), dtype=F64)  # similarities that can be reached
+        target = torch.nn.functional.cosine_similarity(meaning.unsqueeze(1), meaning, dim=-1)[others].view(24, 23)
+        metric = sodeep.spearman_corr if member.target == "target" else sodeep.asp
+
+    def scores() -> Tensor:
+        unit = torch.nn.functional.normalize(x)
+        return (unit @ unit.t())[others].view(24, 23)
+
+    before = metric(scores().detach(), target).mean()
+    optimizer = torch.optim.SGD([x], lr=member.lr, momentum=0.9)
+    for _ in range(100):
+        optimizer.zero_grad()
+        member.loss(scores(), target).backward()
+        optimizer.step()
+    assert metric(scores().detach(), target).mean() > before + 0.15
+
+
+# ---- losses: bad input -----------------------------------------------------------------------------------------------
+
+FINITE = "Mask such items out with where=, or find the step that made them (torch.autograd.set_detect_anomaly)."  # the remedy
+
+
+def bad_input(target: str) -> list[tuple[type[Exception], str, tuple[Any, ...], dict[str, Any]]]:
+    """What every function of ``(scores, target, where=...)`` refuses, and in which words."""
+    scores, good = torch.zeros(2, 3), torch.tensor([[0.0, 1, 0], [1, 0, 1]])
+    nan = scores.clone()
+    nan[1, 2] = math.nan
+    kind = "a boolean tensor of the shape of `scores`" if target == "relevant" else "a torch.Tensor"
+    convert = "" if target == "relevant" else f" Convert it first: torch.as_tensor({target})."
+    cases: list[tuple[type[Exception], str, tuple[Any, ...], dict[str, Any]]] = [
+        (
+            TypeError,
+            "`scores` must be a torch.Tensor, got list. Convert it first: torch.as_tensor(scores).",
+            ([0.1, 0.2], good),
+            {},
+        ),
+        (
+            TypeError,
+            "`scores` must be real floating point, got dtype int64. Convert it first: scores.float().",
+            (scores.long(), good),
+            {},
+        ),
+        (
+            TypeError,
+            "`scores` must be real floating point, got dtype complex64. Convert it first: scores.real.",
+            (scores + 0j, good),
+            {},
+        ),
+        (
+            ValueError,
+            "`scores` must have a last axis of at least one item, got shape (). "
+            "The last axis is the list; leading axes are batch.",
+            (scores[0, 0], good[0, 0]),
+            {},
+        ),
+        (
+            ValueError,
+            "`scores` must have a last axis of at least one item, got shape (2, 0). "
+            "The last axis is the list; leading axes are batch.",
+            (scores[:, :0], good[:, :0]),
+            {},
+        ),
+        (
+            ValueError,
+            f"`scores` must be finite, got 1 NaN or infinite of 6 values, the first (nan) at index (1, 2). {FINITE}",
+            (nan, good),
+            {},
+        ),
+        (
+            ValueError,
+            f"`scores` must be finite, got 6 NaN or infinite of 6 values, the first (-inf) at index (0, 0). {FINITE}",
+            (scores - math.inf, good),
+            {},
+        ),
+        (TypeError, f"`{target}` must be {kind}, got list.{convert}", (scores, [0, 1]), {}),
+        (
+            ValueError,
+            f"`{target}` must have the shape of `scores` (2, 3), got (3,).",
+            (scores, good[0]),
+            {},
+        ),
+        (
+            ValueError,
+            f"`{target}` must have the shape of `scores` (3, 1), got (3,). Drop the extra axis: scores.squeeze(-1).",
+            (scores[0, :, None], good[0]),
+            {},
+        ),
+        (
+            ValueError,
+            f"`{target}` must have the shape of `scores` (3,), got (3, 1). Drop the extra axis: {target}.squeeze(-1).",
+            (scores[0], good[0, :, None]),
+            {},
+        ),
+        (
+            ValueError,
+            f"`{target}` must be on the device of `scores` (cpu), got meta. Move it: {target}.to(scores.device).",
+            (scores, good.to("meta")),
+            {},
+        ),
+        (
+            TypeError,
+            "`where` must be a boolean tensor (True = a real item), got dtype int64. Convert it: where.bool().",
+            (scores, good),
+            {"where": good.long()},
+        ),
+        (
+            TypeError,
+            "`where` must be a boolean tensor (True = a real item), got list. Convert it: where.bool().",
+            (scores, good),
+            {"where": [True, False, True]},
+        ),
+        (
+            ValueError,
+            "`where` must have the shape of `scores` (2, 3), got (2, 4).",
+            (scores, good),
+            {"where": torch.ones(2, 4).bool()},
+        ),
+        (
+            ValueError,
+            "`where` must be on the device of `scores` (cpu), got meta. Move it: where.to(scores.device).",
+            (scores, good),
+            {"where": (good > 2).to("meta")},
+        ),
+    ]
+    if target == "relevant":
+        for dtype, other in (("float32", good / 2), ("int64", (good - 2).long()), ("float32", good * math.nan)):
+            message = (
+                f"`relevant` must be boolean (or all 0 and 1), got dtype {dtype} with other values. "
+                "Say what counts as relevant, for example relevant > 0."
+            )
+            cases.append((ValueError, message, (scores, other), {}))
+    else:
+        message = (
+            f"`{target}` must be finite, got 1 NaN or infinite of 6 values, the first (nan) at index (1, 2). {FINITE}"
+        )
+        cases.append((ValueError, message, (scores, nan), {}))
+    return cases
+
+
+def refuses(function: Callable[..., Any], target: str) -> None:
+    for error, message, arguments, options in bad_input(target):
+        with pytest.raises(error, match=exactly(message)):
+            function(*arguments, **options)
+
+
+@every_loss
+def test_bad_input(name):
+    refuses(LOSSES[name].loss, LOSSES[name].target)
+
+
+# ---- metrics ---------------------------------------------------------------------------------------------------------
+
+METRICS = {
+    "spearman_corr": sodeep.spearman_corr,
+    "asp": sodeep.asp,
+    "average_precision": sodeep.average_precision,
+    "average_precision_at_3": partial(sodeep.average_precision, k=3),
+    "average_precision_of_all": partial(sodeep.average_precision, k=3, divisor="relevant"),
+    "map_at_r": sodeep.map_at_r,
+    "r_precision": sodeep.r_precision,
+    "recall_at_3": partial(sodeep.recall_at_k, k=3),
+    "hit_rate_at_3": partial(sodeep.hit_rate_at_k, k=3),
+    "median_rank": sodeep.median_rank,
+}
+"""All but `pmrp`, which has codes in place of relevance."""
+ORDERS = {"spearman_corr": "target", "asp": "semantic"}
+
+every_metric = pytest.mark.parametrize("name", METRICS)
+few_values_or_many = pytest.mark.parametrize("values", [None, 3])
+
+
+def draw_for(name: str, lists: int, n: int, seed: int = 0, values: int | None = None) -> tuple[Tensor, Tensor]:
+    """Scores (lists, n), float64, and a second argument for which every list is defined; `values` = distinct scores."""
+    generator = seeded(seed)
+    scores = torch.randn(lists, n, dtype=F64, generator=generator)
+    if values is not None:
+        scores = torch.randint(values, (lists, n), generator=generator).to(F64) - values / 2
+    if name in ORDERS:
+        other = torch.randint(4, (lists, n), generator=generator).to(F64)
+        other[:, :2] = torch.tensor([0.0, 1.0])  # never constant
+        scores[:, :2] += torch.tensor([0.0, 0.5])
+        return scores, other
+    relevant = torch.rand(lists, n, generator=generator) < 0.3
+    relevant[:, 0] = True
+    return scores, relevant
+
+
+@every_metric
+@few_values_or_many
+def test_metric_of_a_batch_is_that_of_its_lists(name, values):
+    metric = METRICS[name]
+    scores, other = draw_for(name, 12, 9, values=values)
+    expected = torch.stack([metric(s, o) for s, o in zip(scores, other, strict=True)])
+    assert expected.dtype == F64
+    for shape in [(12,), (3, 4), (2, 1, 6)]:
+        result = metric(scores.reshape(*shape, 9), other.reshape(*shape, 9))
+        torch.testing.assert_close(result, expected.reshape(shape), rtol=0, atol=1e-15)
+    for chunk_size in (1, 5, 100):
+        assert torch.equal(metric(scores, other, chunk_size=chunk_size), metric(scores, other))
+    strided = scores.T.contiguous().T, other.T.contiguous().T
+    assert torch.equal(metric(*strided), metric(scores, other))
+    one = scores[:1].expand(12, 9), other[:1].expand(12, 9)
+    assert torch.equal(metric(*one), metric(scores[:1], other[:1]).expand(12))
+
+
+@every_metric
+@few_values_or_many
+def test_metric_is_blind_to_the_order_of_items(name, values):
+    metric = METRICS[name]
+    scores, other = draw_for(name, 12, 9, values=values)
+    for seed in range(3):
+        order = torch.randperm(9, generator=seeded(seed))
+        torch.testing.assert_close(metric(scores[:, order], other[:, order]), metric(scores, other), rtol=0, atol=1e-14)
+
+
+@every_metric
+@few_values_or_many
+def test_metric_of_masked_is_that_of_deleted(name, values):
+    metric = METRICS[name]
+    scores, other = draw_for(name, 10, 9, values=values)
+    where = torch.rand(10, 9, generator=seeded(5)) < 0.6
+    where[:, :2] = True
+    expected = torch.stack([metric(s[w], o[w]) for s, o, w in zip(scores, other, where, strict=True)])
+    for fill in (0.0, -1.0, 1e9, -1e9, math.nan, math.inf, -math.inf):
+        masked_other = other if other.dtype == torch.bool else other.masked_fill(~where, fill)
+        result = metric(scores.masked_fill(~where, fill), masked_other, where=where)
+        torch.testing.assert_close(result, expected, rtol=0, atol=1e-14)
+
+
+@every_metric
+def test_metric_sees_the_order_of_scores_only(name):
+    metric = METRICS[name]
+    scores, other = draw_for(name, 10, 9)
+    expected = metric(scores, other)
+    for moved in (scores - 100, scores * 1e-20, scores * 1e20, scores.exp()):  # all below zero, tiny, huge, all above
+        assert torch.equal(metric(moved, other), expected)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        exact = scores.argsort().argsort().to(dtype)
+        assert metric(exact, other).dtype == torch.float32
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            torch.testing.assert_close(metric(exact, other), expected.float(), rtol=0, atol=0)
+
+
+@every_metric
+def test_metric_is_nan_with_one_warning_where_undefined(name):
+    metric = METRICS[name]
+    scores, other = draw_for(name, 12, 9)
+    expected = metric(scores, other)
+    where = torch.ones(12, 9, dtype=torch.bool)
+    where[[2, 7, 8]] = False
+    needs = {"spearman_corr": "two items with different scores and different targets", "asp": "an item"}
+    shown = getattr(metric, "func", metric).__name__
+    message = f"{shown} is NaN for 3 of 12 lists: a list needs {needs.get(name, 'a relevant item')}."
+    with pytest.warns(UndefinedMetricWarning, match=exactly(message)) as caught:
+        result = metric(scores.view(3, 4, 9), other.view(3, 4, 9), where=where.view(3, 4, 9), chunk_size=5)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    expected[[2, 7, 8]] = math.nan
+    assert result.shape == (3, 4)
+    torch.testing.assert_close(result.flatten(), expected, rtol=0, atol=1e-15, equal_nan=True)
+
+
+@every_metric
+def test_metric_has_no_gradient_and_leaves_its_inputs(name):
+    metric = METRICS[name]
+    scores, other = draw_for(name, 4, 6)
+    scores.requires_grad_()
+    before, version = (scores.detach().clone(), other.clone()), (scores._version, other._version)
+    assert not metric(scores, other).requires_grad
+    assert torch.equal(scores.detach(), before[0])
+    assert torch.equal(other, before[1])
+    assert (scores._version, other._version) == version
+
+
+@every_metric
+def test_metric_of_no_lists(name):
+    assert METRICS[name](torch.zeros(0, 5), torch.zeros(0, 5)).shape == (0,)
+    assert METRICS[name](torch.zeros(0, 2, 5), torch.zeros(0, 2, 5)).shape == (0, 2)
+
+
+@every_metric
+def test_metric_compiles_into_one_graph(name):
+    scores, other = draw_for(name, 6, 8, values=4)
+    torch.compiler.reset()
+    compiled = torch.compile(METRICS[name], fullgraph=True, backend="eager", dynamic=False)
+    values_are_equal(compiled(scores, other), METRICS[name](scores, other))
+
+
+@every_metric
+def test_metric_refuses_bad_input(name):
+    refuses(METRICS[name], ORDERS.get(name, "relevant"))
+
+
+def test_pmrp_keeps_the_contract():
+    """The same for the metric that takes class codes."""
+    generator = seeded()
+    scores = torch.randint(4, (5, 9), generator=generator).to(F64)
+    queries, gallery = ((torch.rand(rows, 6, generator=generator) < 0.3).long() for rows in (5, 9))
+    gallery[:5] = queries
+    expected = sodeep.pmrp(scores, queries, gallery)
+    assert (expected.dtype, expected.shape) == (F64, (5,))
+    order, lists = torch.randperm(9, generator=generator), torch.randperm(5, generator=generator)
+    values_are_equal(sodeep.pmrp(scores[:, order], queries, gallery[order]), expected)
+    values_are_equal(sodeep.pmrp(scores[lists], queries[lists], gallery), expected[lists])
+    for chunk_size in (1, 2, 100):
+        assert torch.equal(sodeep.pmrp(scores, queries, gallery, chunk_size=chunk_size), expected)
+    for junk in (0.0, 1e9, math.nan, math.inf):
+        pad = torch.cat([scores, torch.full((5, 2), junk, dtype=F64)], 1)
+        longer, where = torch.cat([gallery, queries[:2]]), torch.arange(11) < 9
+        values_are_equal(sodeep.pmrp(pad, queries, longer, where=where), expected)
+    assert torch.equal(sodeep.pmrp(scores.half(), queries.bool(), gallery.bool()), expected.float())
+    assert not sodeep.pmrp(scores.requires_grad_(), queries, gallery).requires_grad
+    nan = torch.where(torch.arange(9) == 8, math.nan, scores.detach())
+    message = f"`scores` must be finite, got 5 NaN or infinite of 45 values, the first (nan) at index (0, 8). {FINITE}"
+    with pytest.raises(ValueError, match=exactly(message)):
+        sodeep.pmrp(nan, queries, gallery)
