@@ -11,8 +11,9 @@ import math
 import pickle
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
@@ -43,12 +44,12 @@ class Member(NamedTuple):
 
     function: Callable[..., Any]
     module: type[losses.ContrastiveLoss] | type
-    options: dict[str, Any] = {}
+    options: Mapping[str, Any] = MappingProxyType({})
     needs: str = BOTH
     """What a list needs to be defined, in the words of the warning."""
     target: str = "relevant"
     """The name of its second argument."""
-    smooth: dict[str, Any] = {}
+    smooth: Mapping[str, Any] = MappingProxyType({})
     """Options under which finite differences see its gradient."""
     lr: float = 1.0
     """For a descent on unit vectors."""
@@ -534,7 +535,7 @@ def test_a_hundred_steps_of_descent_raise_the_exact_metric(name):
 
 # ---- losses: bad input -----------------------------------------------------------------------------------------------
 
-FINITE = "Mask such items out with where=, or find the step that made them (torch.autograd.set_detect_anomaly)."  # the remedy
+FINITE = "Mask such items out with where=, or find the step that made them (torch.autograd.set_detect_anomaly)."
 
 
 def bad_input(target: str) -> list[tuple[type[Exception], str, tuple[Any, ...], dict[str, Any]]]:
