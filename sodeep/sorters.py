@@ -530,7 +530,7 @@ class SetSorter(Sorter):
         self,
         seq_len: int | None = None,
         *,
-        frequencies: Sequence[int] = (16, 40),
+        frequencies: Sequence[int] = (16, 24, 40),
         smoothness: float = 3.0,
         heads: int = 8,
         hidden: int = 32,
