@@ -506,8 +506,8 @@ class SetSorter(Sorter):
 
     The standardised scores become bounded coordinates y in (-1/2, 1/2), the arctangent about a robust centre and scale.
     Each stage then replaces y_i by the mean over the list of a learned odd function of y_i - y_j, a centred rank where
-    the function is steep. Written as a Fourier series it costs O(n) per frequency, not O(n²) (see `_FourierStage`). The
-    second stage sees the nearly evenly spread output of the first, in which few frequencies resolve every item.
+    the function is steep. Written as a Fourier series it costs O(n) per frequency, not O(n²) (see `_FourierStage`).
+    Later stages see the nearly evenly spread output of the ones before, in which few frequencies resolve every item.
     Untrained, the network is a soft rank already; training adapts the functions to the list at hand.
 
     The output is centred so that the ranks of every list sum to n (n + 1) / 2; the network reads masks itself.
