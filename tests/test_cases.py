@@ -475,7 +475,7 @@ def test_h11_an_old_file_is_refused_and_the_importer_named(tmp_path):
     old = {
         "epoch": 3,
         "args_dict": argparse.Namespace(model_type="gruc", seq_len=10),
-        "state_dict": {key: value for key, value in sorter.state_dict().items()},
+        "state_dict": dict(sorter.state_dict()),
         "best_rec": 0.1,
     }
     torch.save(old, tmp_path / "old.pth.tar")
