@@ -184,6 +184,19 @@ def test_equals_the_loops_with_ties(name):
     )
 
 
+@pytest.mark.parametrize("name", ["nt_xent", "n_pairs", "nca", "nca-cold", "lifted"])
+@pytest.mark.parametrize("side", [True, False])
+def test_sums_that_underflow(name, side):
+    """One side of the first list so far below the other that e^x is 0 beside it, in float64 too."""
+    scores, relevant = batch(q=3, n=7, seed=2)
+    far = scores.clone()
+    far[0] -= 300 * (relevant[0] == side)
+    expected = reference(name, far, relevant)
+    torch.testing.assert_close(loss_of(name)(far, relevant).item(), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(loss_of(name)(far.float(), relevant).item(), expected, rtol=2e-5, atol=1e-5)
+    assert gradcheck(lambda s: loss_of(name)(s, relevant), far.requires_grad_())
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_gradcheck(name):
     scores, relevant = batch(q=3, n=7, seed=2)
