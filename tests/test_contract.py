@@ -244,6 +244,11 @@ def test_undefined_lists_are_left_out_and_counted(name):
     result, stats = member.loss(scores, target, where=where, return_stats=True)
     values_are_equal(result, value)
     assert (stats.total, int(stats.defined)) == (6, 6 if name == "histogram" else 4)
+    if member.needs in (ONE, BOTH, "a relevant item and another"):
+        target[[1, 4]] = False
+        result, stats = member.loss(scores, target, return_stats=True)
+        values_are_equal(result, value)
+        assert (stats.total, int(stats.defined)) == (6, 4)
 
 
 def nothing_to_learn(member: Member) -> list[tuple[Tensor, dict[str, Tensor]]]:

@@ -102,6 +102,57 @@ def _logsumexp_of_sides(x: Tensor, positive: Tensor, negative: Tensor) -> Tensor
     return _logsumexp(x.expand(2, *x.shape), torch.stack([positive, negative]))
 
 
+LEAST_SHARE = 1e-20
+"""Where the positives have less of the whole e^x of their list, what each of them adds may have underflowed."""
+
+
+class _LogRatio(torch.autograd.Function):
+    """log(1 + N/P) for the sums P and N of e^x over two sides of a list, from the softmax of the whole list.
+
+    One exponential in place of the two of `_logsumexp_of_sides`, which remains for lists whose P underflows, and for
+    torch.func.
+    """
+
+    @staticmethod
+    def parts(x: Tensor, positive: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The shares of the positives and of the others in their whole (Q, N), and the sums of both (Q,)."""
+        shares = x.softmax(-1)
+        of_p = shares * positive
+        of_n = shares - of_p
+        return of_p, of_n, of_p.sum(-1), of_n.sum(-1)
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, positive: Tensor, *parts: Tensor) -> Tensor:
+        ctx.save_for_backward(x, positive, *parts)
+        return (parts[3] / parts[2]).log1p()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, positive, *parts = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative is wanted
+            parts = _LogRatio.parts(x, positive)
+        of_p, of_n, sum_p, sum_n = parts
+        by_n = torch.where(sum_p > 0, grad, 0)
+        by_p = -by_n * sum_n / sum_p.clamp(min=torch.finfo(x.dtype).tiny)
+        return torch.addcmul(of_n * by_n.unsqueeze(-1), of_p, by_p.unsqueeze(-1)), *[None] * 5
+
+
+def _log_ratio(x: Tensor, lists: Lists) -> Tensor:
+    """log(1 + N/P) for the sums P and N of e^x over the positives and the negatives, (Q,)."""
+    if x.device.type == "cpu" and readable(x):  # on a GPU the look at P would wait for it
+        if lists.masked:
+            x = x.masked_fill(~(lists.positive | lists.negative), torch.finfo(x.dtype).min / 4)
+        positive = lists.positive.to(x.dtype)
+        with torch.no_grad():
+            parts = _LogRatio.parts(x, positive)
+            lost = (parts[2] < LEAST_SHARE) & (positive.sum(-1) > 0)
+        if not bool(lost.any()):
+            result: Tensor = _LogRatio.apply(x, positive, *parts)  # type: ignore[no-untyped-call]
+            return result
+    of_p, of_n = _logsumexp_of_sides(x, lists.positive, lists.negative)
+    return _softplus(of_n - of_p)
+
+
 def _softplus(x: Tensor) -> Tensor:
     """log(1 + e^x). Torch's own goes over to x at 20, which float64 can tell from the truth."""
     return torch.nn.functional.softplus(x, threshold=40)
@@ -396,10 +447,8 @@ def nca_loss(
     """
     check_positive(temperature, "temperature")
     lists = prepare(scores, relevant, where)
-    s = lists.scores / temperature
-    # log(1 + N/P), not log of a ratio of sums: nothing underflows when the positives are far below
-    of_p, of_n = _logsumexp_of_sides(s, lists.positive, lists.negative)
-    values = _softplus(of_n - of_p)
+    s = lists.scores if temperature == 1 else lists.scores / temperature
+    values = _log_ratio(s, lists)  # log(1 + N/P): nothing cancels when the positives are far ahead
     return _mean_over_both(values, lists, scores, return_stats)
 
 
