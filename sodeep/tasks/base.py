@@ -1,0 +1,209 @@
+"""What a task is, and the plain data it is made of."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from sodeep._checks import check_at_least
+
+SPLITS = ("train", "val", "test")
+"""Losses are trained on the first, settings chosen on the second, figures taken on the third."""
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class RetrievalData:
+    """Items of classes. Classes of "test" occur in no other split.
+
+    Attributes:
+        name: what the report calls it.
+        items: pictures, uint8 (N, H, W) or (N, H, W, 3); or features, floating point (N, d).
+        labels: (N,) of any kind, the class of each item.
+        split: (N,), "train", "val" or "test". Without a "val", some classes of "train" are taken for it.
+        query: (N,) bool, who asks: None for everyone. Items that do not ask are still found.
+        pictures: uint8 (N, H, W[, 3]) to show where `items` are features; None: `items`, if pictures.
+    """
+
+    name: str
+    items: Array
+    labels: Array
+    split: Array
+    query: Array | None = None
+    pictures: Array | None = None
+
+
+@dataclass(frozen=True)
+class CrossModalData:
+    """Pictures with one or more captions each.
+
+    Attributes:
+        name: what the report calls it.
+        items: pictures, uint8 (N, H, W[, 3]); or their features, floating point (N, d).
+        captions: M texts; or their features, floating point (M, e).
+        owner: (M,) index of the picture of each caption.
+        split: (N,), "train", "val" or "test", of the pictures.
+        codes: bool (N, C), graded relevance: two pictures mean the same in so far as their codes overlap (keywords,
+            object classes); None if there are none.
+        pictures: as of `RetrievalData`.
+    """
+
+    name: str
+    items: Array
+    captions: Sequence[str] | Array
+    owner: Array
+    split: Array
+    codes: Array | None = None
+    pictures: Array | None = None
+
+
+@dataclass(frozen=True)
+class MemorabilityData:
+    """Things with a score each.
+
+    Attributes:
+        name: what the report calls it.
+        target: (N,) floating point.
+        texts: N texts or None.
+        features: floating point (N, d) or None; one of both is given, or both.
+        split: (N,), "train", "val" or "test"; None: drawn with the seed, 60 : 20 : 20.
+    """
+
+    name: str
+    target: Array
+    texts: Sequence[str] | None = None
+    features: Array | None = None
+    split: Array | None = None
+
+
+@dataclass(frozen=True)
+class MultiLabelData:
+    """Examples with any number of labels each.
+
+    Attributes:
+        name: what the report calls it.
+        labels: bool (N, C).
+        label_names: C names.
+        texts: N texts or None.
+        features: floating point (N, d) or None.
+        items: pictures, uint8 (N, H, W[, 3]), or None; exactly one of the three is given.
+        split: (N,), "train", "val" or "test"; None: drawn with the seed, 60 : 20 : 20.
+        known: bool (N, C), which labels count (the "difficult" ones of VOC do not); None: all.
+    """
+
+    name: str
+    labels: Array
+    label_names: Sequence[str]
+    texts: Sequence[str] | None = None
+    features: Array | None = None
+    items: Array | None = None
+    split: Array | None = None
+    known: Array | None = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a data set lies on disk, and how to read it.
+
+    Attributes:
+        expects: one line: the files a folder (or file) of this layout has, and where they come from.
+        found: whether a path that exists is of this layout; only looks, reads little.
+        read: the data. Errors name the file.
+    """
+
+    expects: str
+    found: Callable[[Path], bool]
+    read: Callable[[Path], Any]
+
+
+def read_data(path: str | Path, layouts: Mapping[str, Layout], task: str) -> Any:
+    """The data at `path`, in whichever of the `layouts` it is.
+
+    Raises:
+        FileNotFoundError: nothing there. The message says what may be there.
+        ValueError: a layout that none of them is. The message says what was expected and what was found.
+    """
+    path = Path(path)
+    known = "\n".join(f"  {name}: {layout.expects}" for name, layout in layouts.items())
+    if not path.exists():
+        raise FileNotFoundError(f"`data` {path} does not exist. The {task} task reads:\n{known}")
+    for layout in layouts.values():
+        if layout.found(path):
+            return layout.read(path)
+    if path.is_dir():
+        names = sorted(entry.name + "/" * entry.is_dir() for entry in path.iterdir())
+        held = f"a folder with {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}" if names else "an empty folder"
+    else:
+        held = f"a file of {path.stat().st_size} bytes"
+    raise ValueError(f"`data` {path} must be in a layout that the {task} task reads, got {held}. It reads:\n{known}")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What an evaluation found.
+
+    Attributes:
+        metrics: name -> value.
+        details: small arrays for pictures, saved as the ``.npz`` of a run; each task's docstring lists its own.
+    """
+
+    metrics: dict[str, float]
+    details: dict[str, Array] = field(default_factory=dict)
+
+
+class Task(ABC):
+    """Data, an encoder and its evaluation; the same for every loss.
+
+    A seed fixes the split (where the data have none), the first weights and the batches, so that the losses of a seed
+    differ in nothing but the loss: their differences are paired.
+    """
+
+    name: ClassVar[str]
+    metrics: ClassVar[dict[str, bool]]
+    """Every metric `evaluate` may give, most important first -> whether higher is better."""
+    headline: ClassVar[str]
+    """The metric that settings are chosen by, on the validation split."""
+    baseline: ClassVar[str]
+    """The loss that others are compared with, unless the user says another."""
+    losses: ClassVar[tuple[str, ...]]
+    """The losses compared by default; the baseline is one of them."""
+    accepts: ClassVar[frozenset[str]]
+    """What a loss of this task may be called with: "relevant", "embeddings", "semantic", "target"."""
+    epochs: ClassVar[int]
+    """Passes over the training split, by default."""
+    rates: ClassVar[tuple[float, float, float, float]]
+    """Learning rates from low to high, for the tuning grid of every loss."""
+    batch_size: ClassVar[int] = 100
+    """Items a step: the length of list the shipped sorters of one length take."""
+
+    data_name: str
+
+    @classmethod
+    @abstractmethod
+    def load(cls, data: str | Path | None = None, seed: int = 0) -> Task:
+        """The task on the data at a path, or on a small embedded set for None."""
+
+    @abstractmethod
+    def model(self) -> nn.Module:
+        """A new encoder. Draws its weights from torch's global generator."""
+
+    @abstractmethod
+    def batches(self) -> Iterator[Array]:
+        """Indices of one epoch's batches; another shuffle at every call, the same ones for the same seed."""
+
+    @abstractmethod
+    def step(self, model: nn.Module, loss: Callable[..., Any], form: str, batch: Array) -> Tensor:
+        """The loss of a batch, a scalar. `form`, one of `accepts`, says how `loss` is to be called."""
+
+    @abstractmethod
+    def evaluate(self, model: nn.Module, split: str, details: bool = False) -> Evaluation:
+        """Exact metrics on a split, with the arrays for pictures if asked."""
