@@ -66,7 +66,7 @@ class _Dtype:
 
 
 _NUMPY = re.compile(r"numpy\.(core|_core)\.(multiarray|numeric)\.(_reconstruct|scalar|_frombuffer)")
-_NAMES = {"numpy.ndarray", "numpy.dtype", "_codecs.encode"}
+_NAMES = {"numpy.ndarray", "numpy.dtype", "_codecs.encode", "__builtin__.bytes", "builtins.bytes"}
 _CONSTANTS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _VALUES = re.compile(  # opcodes whose argument is the value
@@ -83,7 +83,8 @@ class _Reader:
     def read(self, data: bytes) -> Any:
         for opcode, argument, _ in pickletools.genops(data):
             if opcode.name == "STOP":
-                return _finish(self.stack.pop(), {})
+                (value,) = self.stack
+                return _finish(value, {})
             self.step(opcode.name, argument)
         raise NotPlainError("it is no pickle, or a damaged one (it has no end)")
 
@@ -157,6 +158,8 @@ def _build(name: str, arguments: tuple[Any, ...]) -> Any:
         if encoding != "latin1":
             raise NotPlainError(f"it is damaged (bytes encoded as {encoding!r})")
         return _expect(text, str).encode("latin1")
+    if name == "bytes" and arguments == ():  # how protocols 0 to 2 write no bytes
+        return b""
     if name == "scalar":
         dtype, data = arguments
         return _array(data, dtype, (), "C")[()].item()

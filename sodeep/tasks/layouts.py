@@ -22,17 +22,25 @@ import json
 import os
 import xml.etree.ElementTree as ET
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from sodeep._checks import check_at_least, check_choice
+from sodeep.tasks.base import (
+    SPLITS,
+    Array,
+    CrossModalData,
+    Layout,
+    MemorabilityData,
+    MultiLabelData,
+    RetrievalData,
+)
 
 StrPath = str | os.PathLike[str]
 
@@ -79,6 +87,8 @@ class ScoredItems:
     scores: list[float]
     annotations: list[int] | None
     """How many people a score is the mean of, where the file says."""
+    captions: list[str] | None
+    """What each shows in words, where a file of captions was given; several captions end to end."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +214,7 @@ def read_karpathy(
     captions_per_image: int = 5,
     check_files: bool = True,
 ) -> CaptionedImages:
-    """Images and their captions by one of Karpathy's files: dataset_coco.json, dataset_flickr30k.json, …
+    """Images and their captions by one of Karpathy's files, such as dataset_coco.json and dataset_flickr30k.json.
 
     Args:
         path: the JSON file.
@@ -249,44 +259,73 @@ def read_karpathy(
     return found
 
 
-def read_mediaeval(path: StrPath, *, term: str = "short", normalized: bool = False) -> ScoredItems:
-    """Memorability scores of videos, from a csv of MediaEval: ground-truth_dev-set.csv (2018, 2019) or train_scores.csv (2021).
+def read_mediaeval(
+    path: StrPath, captions: StrPath | None = None, *, term: str = "short", normalized: bool = False
+) -> ScoredItems:
+    """Memorability scores of videos, from a csv of MediaEval: ground-truth_dev-set.csv (2018), train_scores.csv (2021).
 
     Args:
         path: the csv. Columns of 2018 and 2019: video, short-term_memorability, nb_short-term_annotations, and the same
             for long-term. Of 2021: video_id, scores_raw_short_term, scores_normalized_short_term, scores_raw_long_term.
+        captions: dev-set_video-captions.txt (2018: a video and its caption in each line, apart by a tab, hyphens for
+            spaces) or train_text_descriptions.csv (2021: video_id, description; several for a video).
         term: "short" or "long".
         normalized: the scores of 2021 corrected for the time between the two showings.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: the columns are missing, or a score is no number.
-    """  # noqa: E501
+        ValueError: the columns are missing, a score is no number, or a video has no caption.
+    """
     check_choice(term, ("short", "long"), "term")
     path = Path(path)
     layout = _Layout(path.parent, [path.name], _MEDIAEVAL)
     kind = "normalized" if normalized else "raw"
-    columns = {f"{term}-term_memorability": "video", f"scores_{kind}_{term}_term": "video_id"}
-    if normalized:
-        del columns[f"{term}-term_memorability"]
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file)
-        header = list(reader.fieldnames or [])
-        column = next((c for c, name in columns.items() if c in header and name in header), None)
-        if column is None:
-            wanted = " or ".join(f"{name} and {c}" for c, name in columns.items())
-            raise layout.wrong(f"{path.name} must have the columns {wanted}", ", ".join(header) or "an empty file")
-        rows = list(reader)
+    columns = {} if normalized else {f"{term}-term_memorability": "video"}
+    columns[f"scores_{kind}_{term}_term"] = "video_id"
+    rows = _read_csv(path)
+    header = list(rows[0]) if rows else []
+    column = next((c for c, name in columns.items() if c in header and name in header), None)
+    if column is None:
+        wanted = " or ".join(f"{name} and {c}" for c, name in columns.items())
+        raise layout.wrong(f"{path.name} must have the columns {wanted}", ", ".join(header) or "an empty file")
+    names = [row[columns[column]] for row in rows]
     scores = []
-    for row in rows:
+    for name, row in zip(names, rows, strict=True):
         try:
             scores.append(float(row[column]))
         except (TypeError, ValueError):
-            name = row[columns[column]]
             raise layout.wrong(f"{path.name}: {column} must be a number", f"{row[column]!r} for {name}") from None
     counts = f"nb_{term}-term_annotations"
     annotations = [int(float(row[counts])) for row in rows] if counts in header else None
-    return ScoredItems([row[columns[column]] for row in rows], scores, annotations)
+    if captions is None:
+        return ScoredItems(names, scores, annotations, None)
+    texts = _video_captions(Path(captions))
+    silent = [name for name in names if name not in texts]
+    if silent:
+        raise layout.wrong(f"{Path(captions).name} must have a caption for every video", f"none for {silent[0]}")
+    return ScoredItems(names, scores, annotations, [texts[name] for name in names])
+
+
+def _read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        return list(csv.DictReader(file))
+
+
+def _video_captions(path: Path) -> dict[str, str]:
+    """Video -> its captions end to end."""
+    layout = _Layout(path.parent, [path.name], _MEDIAEVAL)
+    texts: dict[str, str] = {}
+    if path.suffix == ".csv":
+        pairs = [(row.get("video_id"), row.get("description")) for row in _read_csv(path)]
+    else:
+        lines = (line.partition("\t") for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip())
+        pairs = [(video, caption.replace("-", " ") if tab else None) for video, tab, caption in lines]
+    for video, caption in pairs:
+        if not video or caption is None:
+            raise layout.wrong(f"{path.name} must have lines of a video, a tab and its caption, or the columns "
+                               "video_id and description")  # fmt: skip
+        texts[video] = f"{texts[video]} {caption}" if video in texts else caption
+    return texts
 
 
 def read_voc(
@@ -298,7 +337,7 @@ def read_voc(
     that class, as in the challenge: `where` is False there.
 
     Args:
-        folder: the unpacked ``VOCdevkit/VOC2007``, with ImageSets/Main, JPEGImages and, for `source` "xml", Annotations.
+        folder: the unpacked ``VOCdevkit/VOC2007``: ImageSets/Main, JPEGImages and, for `source` "xml", Annotations.
         split: "train", "val", "trainval" or "test".
         source: "lists": the files ImageSets/Main/<class>_<split>.txt, with 1 right, -1 wrong, 0 difficult;
             "xml": the objects of Annotations/<image>.xml and their difficult flags. They agree.
@@ -366,7 +405,7 @@ FEATURES: Mapping[str, tuple[str, ...]] = {
 """Task -> the arrays that each split of its npz has."""
 
 
-def read_features(path: StrPath, task: str) -> dict[str, dict[str, npt.NDArray[Any]]]:
+def read_features(path: StrPath, task: str) -> dict[str, dict[str, Array]]:
     """Features computed elsewhere, for any task, from one npz file.
 
     Arrays are named ``<split>_<name>``, with the splits train, val (may be missing) and test, written for example by
@@ -401,21 +440,20 @@ def read_features(path: StrPath, task: str) -> dict[str, dict[str, npt.NDArray[A
         return ValueError(f"`path` must be {expected}, got '{path}': {found}.")
 
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise wrong("a single array")
+        file = np.load(path, allow_pickle=False)
+        if not isinstance(file, np.lib.npyio.NpzFile):
+            raise ValueError("a single array")
+        with file:
             missing = [name for name in wanted if name not in file]
             if missing:
-                raise wrong(f"no {', '.join(missing)}, but {', '.join(sorted(file)) or 'nothing'}")
+                raise ValueError(f"no {', '.join(missing)}, but {', '.join(sorted(file)) or 'nothing'}")
             splits = ["train", "val", "test"] if f"val_{FEATURES[task][0]}" in file else ["train", "test"]
             arrays = {split: {name: file[f"{split}_{name}"] for name in FEATURES[task]} for split in splits}
     except (zipfile.BadZipFile, EOFError, OSError, KeyError, ValueError) as error:
-        if isinstance(error, ValueError) and str(error).startswith("`path`"):
-            raise
         raise wrong(str(error).strip("'\"").rstrip(".")) from None
     for split, of_split in arrays.items():
         for name, array in of_split.items():
-            of_split[name] = _feature_array(f"{split}_{name}", array, wrong)
+            of_split[name] = _feature_array(task, f"{split}_{name}", array, wrong)
         first, *others = FEATURES[task]
         rows = {name: len(of_split[name]) for name in FEATURES[task]}
         if task == "cross-modal":
@@ -432,7 +470,7 @@ def read_features(path: StrPath, task: str) -> dict[str, dict[str, npt.NDArray[A
     return arrays
 
 
-def _feature_array(name: str, array: npt.NDArray[Any], wrong: Any) -> npt.NDArray[Any]:
+def _feature_array(task: str, name: str, array: Array, wrong: Callable[[str], ValueError]) -> Array:
     """`array` checked by what its name says it is."""
     kind = name.split("_", 1)[1]
     if kind in ("features", "images", "captions"):
@@ -442,8 +480,12 @@ def _feature_array(name: str, array: npt.NDArray[Any], wrong: Any) -> npt.NDArra
         raise wrong(f"{name} of shape {array.shape} and type {array.dtype}, not numbers (n,)")
     elif kind == "image_of_caption" and (array.ndim != 1 or array.dtype.kind not in "iu"):
         raise wrong(f"{name} of shape {array.shape} and type {array.dtype}, not whole numbers (m,)")
+    elif kind == "labels" and (task == "multi-label") != (array.ndim == 2):
+        raise wrong(f"{name} of shape {array.shape}, not {'(n, c)' if task == 'multi-label' else '(n,)'}")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise wrong(f"{int((~np.isfinite(array)).sum())} values of {name} are NaN or infinite")
+    if task == "multi-label" and kind == "labels" and not np.isin(array, (0, 1)).all():
+        raise wrong(f"{name} holds more than 0 and 1")
     if kind in ("features", "images", "captions", "scores") and array.dtype != np.float64:
         return array.astype(np.float32)
     return array
@@ -549,3 +591,166 @@ def _check_files(paths: Sequence[Path], folder: Path, origin: str) -> None:
             f"'{absent[0]}'. Unpack the images there. The data are {origin}. "
             "With check_files=False the lists are read without them."
         )
+
+
+# ---- as `sodeep compare --data` knows them ---------------------------------------------------------------------------
+
+PIXELS = 64
+"""Height and width that pictures are made small to."""
+
+
+def _pictures(paths: Sequence[Path]) -> Array:
+    """uint8 (n, PIXELS, PIXELS, 3): whole pictures, whatever their shape, by the mean over an area."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ValueError("Pictures are read with Pillow, which is not installed: pip install pillow.") from None
+    result = np.empty((len(paths), PIXELS, PIXELS, 3), dtype=np.uint8)
+    for pixels, path in zip(result, paths, strict=True):
+        try:
+            with Image.open(path) as picture:
+                picture.draft("RGB", (PIXELS, PIXELS))  # a JPEG is decoded at a fraction of its size
+                pixels[:] = np.asarray(picture.convert("RGB").resize((PIXELS, PIXELS), Image.Resampling.BOX))
+        except OSError as error:
+            raise ValueError(f"{path} must be a picture, got a file that Pillow cannot read ({error}).") from None
+    return result
+
+
+def _retrieval(name: str, found: RetrievalSet) -> RetrievalData:
+    gallery = found.gallery or Items([], [])
+    paths = found.train.paths + found.queries.paths + gallery.paths
+    labels = np.array(found.train.labels + found.queries.labels + gallery.labels)
+    split = np.repeat(["train", "test"], [len(found.train), len(found.queries) + len(gallery)])
+    asks = np.repeat([True, False], [len(found.train) + len(found.queries), len(gallery)])
+    return RetrievalData(name, _pictures(paths), labels, split, None if found.gallery is None else asks)
+
+
+def _captions(path: Path) -> CrossModalData:
+    file = _karpathy_file(path)
+    parts = {split: read_karpathy(file, file.parent, split=split) for split in SPLITS}
+    counts = [len(parts[split].paths) for split in SPLITS]
+    captions = [texts for split in SPLITS for texts in parts[split].captions]
+    owner = np.repeat(np.arange(sum(counts)), [len(texts) for texts in captions])
+    pictures = _pictures([path for split in SPLITS for path in parts[split].paths])
+    name = f"{file.stem.removeprefix('dataset_')} captions"
+    return CrossModalData(name, pictures, [t for texts in captions for t in texts], owner, np.repeat(SPLITS, counts))
+
+
+def _karpathy_file(path: Path) -> Path:
+    return path if path.is_file() else next(iter(sorted(path.glob("dataset_*.json"))), path / "dataset_coco.json")
+
+
+_MEDIAEVAL_FILES = (
+    ("ground-truth_dev-set.csv", "dev-set_video-captions.txt"),
+    ("train_scores.csv", "train_text_descriptions.csv"),
+)
+
+
+def _mediaeval_files(path: Path) -> tuple[Path, Path] | None:
+    pairs = [(path / scores, path / captions) for scores, captions in _MEDIAEVAL_FILES]
+    return next((pair for pair in pairs if all(file.is_file() for file in pair)), None)
+
+
+def _memorability(path: Path) -> MemorabilityData:
+    scores, captions = _mediaeval_files(path) or (path, path)
+    found = read_mediaeval(scores, captions)
+    return MemorabilityData("MediaEval, short term, from captions", np.array(found.scores), texts=found.captions)
+
+
+def _voc(path: Path) -> MultiLabelData:
+    parts = [read_voc(path, split=split) for split in ("trainval", "test")]
+    return MultiLabelData(
+        "VOC 2007",
+        torch.cat([part.labels for part in parts]).numpy(),
+        parts[0].names,
+        items=_pictures([file for part in parts for file in part.paths]),
+        split=np.repeat(["train", "test"], [len(part.paths) for part in parts]),
+        known=torch.cat([part.where for part in parts]).numpy(),
+    )
+
+
+def _features_layout(task: str, make: Callable[[str, dict[str, Array], Array], Any]) -> Layout:
+    """The npz of `read_features` as a layout. `make` gets its name, the arrays of all splits end to end, the splits."""
+    first = FEATURES[task][0]
+
+    def found(path: Path) -> bool:
+        if not path.is_file() or not zipfile.is_zipfile(path):
+            return False
+        with zipfile.ZipFile(path) as file:
+            return f"train_{first}.npy" in file.namelist()
+
+    def read(path: Path) -> Any:
+        splits = read_features(path, task)
+        rows = [len(arrays[first]) for arrays in splits.values()]
+        joined = {name: np.concatenate([arrays[name] for arrays in splits.values()]) for name in FEATURES[task]}
+        if "image_of_caption" in joined:  # rows of the split become rows of all
+            captions = [len(arrays["captions"]) for arrays in splits.values()]
+            joined["image_of_caption"] = joined["image_of_caption"] + np.repeat(np.cumsum([0, *rows[:-1]]), captions)
+        return make(path.stem, joined, np.repeat(list(splits), rows))
+
+    names = ", ".join(f"<split>_{name}" for name in FEATURES[task])
+    return Layout(f"an .npz of {names} for the splits train, val (optional) and test", found, read)
+
+
+def _holds(*names: str) -> Callable[[Path], bool]:
+    return lambda path: all((path / name).exists() for name in names)
+
+
+RETRIEVAL: dict[str, Layout] = {
+    "CUB-200-2011": Layout(
+        "a folder with images.txt, image_class_labels.txt, classes.txt and images/",
+        _holds("images.txt", "image_class_labels.txt"),
+        lambda path: _retrieval("CUB-200-2011, the second half of the classes unseen", read_cub(path)),
+    ),
+    "Stanford Online Products": Layout(
+        "a folder with Ebay_train.txt, Ebay_test.txt and the folders of pictures",
+        _holds("Ebay_train.txt"),
+        lambda path: _retrieval("Stanford Online Products", read_online_products(path)),
+    ),
+    "In-shop": Layout(
+        "a folder with Eval/list_eval_partition.txt and img/",
+        lambda path: any((path / part / "list_eval_partition.txt").is_file() for part in ("", "Eval", "Anno")),
+        lambda path: _retrieval("In-shop Clothes Retrieval", read_in_shop(path)),
+    ),
+    "features": _features_layout(
+        "retrieval", lambda name, of, split: RetrievalData(name, of["features"], of["labels"], split)
+    ),
+}
+CROSS_MODAL: dict[str, Layout] = {
+    "Karpathy": Layout(
+        "a folder with dataset_coco.json or dataset_flickr30k.json, and the pictures where the file says",
+        lambda path: _karpathy_file(path).is_file() and _karpathy_file(path).suffix == ".json",
+        _captions,
+    ),
+    "features": _features_layout(
+        "cross-modal",
+        lambda name, of, split: CrossModalData(name, of["images"], of["captions"], of["image_of_caption"], split),
+    ),
+}
+MEMORABILITY: dict[str, Layout] = {
+    "MediaEval": Layout(
+        "a folder with " + " or ".join(" and ".join(pair) for pair in _MEDIAEVAL_FILES),
+        lambda path: _mediaeval_files(path) is not None,
+        _memorability,
+    ),
+    "features": _features_layout(
+        "memorability",
+        lambda name, of, split: MemorabilityData(name, of["scores"], features=of["features"], split=split),
+    ),
+}
+MULTI_LABEL: dict[str, Layout] = {
+    "VOC 2007": Layout(
+        "the folder VOCdevkit/VOC2007 with ImageSets/Main and JPEGImages", _holds("ImageSets/Main", "JPEGImages"), _voc
+    ),
+    "features": _features_layout(
+        "multi-label",
+        lambda name, of, split: MultiLabelData(
+            name,
+            of["labels"].astype(bool),
+            [f"label {i}" for i in range(of["labels"].shape[1])],
+            features=of["features"],
+            split=split,
+        ),
+    ),
+}
+"""What ``sodeep compare TASK --data`` may be, task by task."""

@@ -74,7 +74,6 @@ class RevisitedSet:
         return mask
 
 
-
 def read_revisited(path: str | os.PathLike[str]) -> RevisitedSet:
     """Ground truth of Revisited Oxford (gnd_roxford5k.pkl) or Paris (gnd_rparis6k.pkl), 70 queries each.
 
@@ -176,5 +175,3 @@ def trapezoidal_ap(scores: Tensor, relevant: Tensor, where: Tensor | None = None
     area = ((hits - hits_above) * (before + at) / 2).masked_fill(~last, 0).sum(-1)
     ap = area / hits[..., -1]  # 0 / 0 = NaN
     return ap.to(torch.float64 if scores.dtype == torch.float64 else torch.float32)
-
-
