@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,12 +14,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sodeep._checks import check_at_least
+from sodeep._checks import check_at_least, describe
 
 SPLITS = ("train", "val", "test")
 """Losses are trained on the first, settings chosen on the second, figures taken on the third."""
 
+BATCH_SIZE = 100
+"""Items a step: the length of list that the shipped sorters of one length take."""
+
 Array = NDArray[Any]
+Loss = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -149,6 +154,54 @@ def read_data(path: str | Path, layouts: Mapping[str, Layout], task: str) -> Any
     raise ValueError(f"`data` {path} must be in a layout that the {task} task reads, got {held}. It reads:\n{known}")
 
 
+def npz_files(path: Path) -> list[Path]:
+    """The .npz at `path`, or those in the folder `path`."""
+    files = [path] if path.is_file() else sorted(path.glob("*.npz"))
+    return [file for file in files if file.suffix == ".npz" and zipfile.is_zipfile(file)]
+
+
+def npz_names(file: Path) -> set[str]:
+    """The names of the arrays in an .npz."""
+    with zipfile.ZipFile(file) as archive:
+        return {name.removesuffix(".npy") for name in archive.namelist()}
+
+
+def indices_of(split: Array) -> dict[str, Tensor]:
+    """Indices of the items of each split, in order."""
+    indices = {name: torch.from_numpy(np.flatnonzero(split == name)) for name in SPLITS}
+    for name, members in indices.items():
+        if len(members) < 2:
+            raise ValueError(f"`split` must have two items or more in {name!r}, got {len(members)} of {len(split)}.")
+    return indices
+
+
+def drawn_split(n: int, seed: int) -> Array:
+    """60 : 20 : 20, drawn with the seed."""
+    place = np.random.default_rng([seed, 2]).permutation(n) / n
+    return np.select([place < 0.6, place < 0.8], ["train", "val"], "test")
+
+
+def with_validation(split: Array, seed: int, share: float = 0.15) -> Array:
+    """The split itself if it has a "val", else with a share of "train" drawn for it."""
+    unknown = set(np.unique(split)) - set(SPLITS)
+    if unknown:
+        raise ValueError(f"`split` must hold train, val and test only, got {describe(sorted(unknown)[0])}.")
+    if (split == "val").any():
+        return split
+    train = np.flatnonzero(split == "train")
+    chosen = np.random.default_rng([seed, 3]).permutation(train)[: round(share * len(train))]
+    return np.where(np.isin(np.arange(len(split)), chosen), "val", split)
+
+
+def split_classes(split: Array, labels: Array, seed: int, share: float = 0.2) -> Array:
+    """The split itself if it has a "val", else with whole classes of "train" drawn for it, two at least."""
+    if (split == "val").any():
+        return split
+    train = np.unique(labels[split == "train"])
+    chosen = np.random.default_rng([seed, 3]).permutation(train)[: max(2, round(share * len(train)))]
+    return np.where((split == "train") & np.isin(labels, chosen), "val", split)
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """What an evaluation found.
@@ -173,38 +226,53 @@ class Task(ABC):
     metrics: ClassVar[dict[str, bool]]
     """Every metric `evaluate` may give, most important first -> whether higher is better."""
     headline: ClassVar[str]
-    """The metric that settings are chosen by, on the validation split."""
+    """The metric that settings are chosen by, on the validation split; higher is better."""
     baseline: ClassVar[str]
     """The loss that others are compared with, unless the user says another."""
     losses: ClassVar[tuple[str, ...]]
     """The losses compared by default; the baseline is one of them."""
-    accepts: ClassVar[frozenset[str]]
-    """What a loss of this task may be called with: "relevant", "embeddings", "semantic", "target"."""
+    accepts: ClassVar[tuple[str, ...]]
+    """Forms of losses that fit, see `sodeep.tasks.contenders`; the first is that of a user's own loss."""
     epochs: ClassVar[int]
     """Passes over the training split, by default."""
     rates: ClassVar[tuple[float, float, float, float]]
     """Learning rates from low to high, for the tuning grid of every loss."""
-    batch_size: ClassVar[int] = 100
-    """Items a step: the length of list the shipped sorters of one length take."""
 
     data_name: str
 
+    def __init__(self, split: Array, seed: int, batch_size: int) -> None:
+        check_at_least(batch_size, 4, "batch_size")
+        self.index = indices_of(split)
+        self.seed = seed
+        self.batch_size = min(batch_size, len(self.index["train"]))
+
     @classmethod
     @abstractmethod
-    def load(cls, data: str | Path | None = None, seed: int = 0) -> Task:
+    def load(cls, data: str | Path | None = None, seed: int = 0, batch_size: int = BATCH_SIZE) -> Task:
         """The task on the data at a path, or on a small embedded set for None."""
+
+    def to(self, device: torch.device) -> None:
+        """Move the inputs there: every tensor that is an attribute."""
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(self, name, value.to(device))
+
+    def batches(self, epoch: int) -> Iterator[Array]:
+        """Training items of each batch of an epoch, a function of the seed and the epoch alone.
+
+        Full batches of a shuffle; what is left over waits for the next one.
+        """
+        order = np.random.default_rng([self.seed, epoch]).permutation(self.index["train"].numpy())
+        for start in range(0, len(order) - self.batch_size + 1, self.batch_size):
+            yield order[start : start + self.batch_size]
 
     @abstractmethod
     def model(self) -> nn.Module:
         """A new encoder. Draws its weights from torch's global generator."""
 
     @abstractmethod
-    def batches(self) -> Iterator[Array]:
-        """Indices of one epoch's batches; another shuffle at every call, the same ones for the same seed."""
-
-    @abstractmethod
-    def step(self, model: nn.Module, loss: Callable[..., Any], form: str, batch: Array) -> Tensor:
-        """The loss of a batch, a scalar. `form`, one of `accepts`, says how `loss` is to be called."""
+    def forward(self, model: nn.Module, batch: Array) -> dict[str, Callable[[Loss], Tensor]]:
+        """Encode a batch; for every form in `accepts`, what applies a loss of that form to it."""
 
     @abstractmethod
     def evaluate(self, model: nn.Module, split: str, details: bool = False) -> Evaluation:
