@@ -146,9 +146,7 @@ def read_data(path: str | Path, layouts: Mapping[str, Layout], task: str) -> Any
             return layout.read(path)
     if path.is_dir():
         names = sorted(entry.name + "/" * entry.is_dir() for entry in path.iterdir())
-        held = (
-            f"a folder with {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}" if names else "an empty folder"
-        )
+        held = f"a folder with {', '.join(names[:8] + ['...'] * (len(names) > 8))}" if names else "an empty folder"
     else:
         held = f"a file of {path.stat().st_size} bytes"
     raise ValueError(f"`data` {path} must be in a layout that the {task} task reads, got {held}. It reads:\n{known}")

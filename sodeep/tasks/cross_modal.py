@@ -88,8 +88,8 @@ class CrossModal(Task):
         self.codes = None if data.codes is None else torch.from_numpy(np.asarray(data.codes, dtype=bool))
         pictures = data.pictures if data.pictures is not None else data.items
         self.pictures = pictures if pictures.dtype == np.uint8 else None
-        counts = torch.bincount(self.owner, minlength=len(self.items)).tolist()
-        self.captions_of = [own.numpy() for own in self.owner.argsort(stable=True).split(counts)]
+        counts = torch.bincount(self.owner, minlength=len(self.items))
+        self.captions_of = np.split(self.owner.argsort(stable=True).numpy(), counts.cumsum(0)[:-1].numpy())
 
     @classmethod
     def load(cls, data: str | Path | None = None, seed: int = 0, batch_size: int = BATCH_SIZE) -> CrossModal:
@@ -119,8 +119,8 @@ class CrossModal(Task):
         towers: Any = model
         x, y = towers.pictures(self.items[images]), towers.captions(self.captions[captions])
         return {
-            "relevant": lambda loss: CrossModalLoss(loss)(x, y, self._relevance(images, captions)),  # type: ignore[no-any-return]
-            "semantic": lambda loss: CrossModalLoss(loss)(x, y, self._semantic(images, captions)),  # type: ignore[no-any-return]
+            "relevant": lambda loss: CrossModalLoss(loss)(x, y, self._relevance(images, captions)),
+            "semantic": lambda loss: CrossModalLoss(loss)(x, y, self._semantic(images, captions)),
         }
 
     def _relevance(self, images: Tensor, captions: Tensor) -> Tensor:
@@ -229,12 +229,9 @@ def _shapes(seed: int, n: int = 1000, size: int = 16) -> CrossModalData:
             "frame": abs(m - 0.8) <= 0.3,
         }[words[1]]
         pictures[i][ink] = list(_COLOURS.values())[colour]
-        captions += [
-            f"a {words[3]} {words[0]} {words[1]} {words[2]}",
-            f"{words[2]}: {words[1]}, {words[0]}, {words[3]}",
-        ]
-        offsets = np.cumsum([0, len(_COLOURS), len(_FORMS), len(_PLACES)])
-        codes[i, offsets + [colour, form, place, large]] = True
+        captions.append(f"a {words[3]} {words[0]} {words[1]} {words[2]}")
+        captions.append(f"{words[2]}: {words[1]}, {words[0]}, {words[3]}")
+        codes[i, np.cumsum([0, len(_COLOURS), len(_FORMS), len(_PLACES)]) + (colour, form, place, large)] = True
     pictures = (pictures + rng.normal(0, 12, pictures.shape)).clip(0, 255).astype(np.uint8)
     split = np.select([np.arange(n) < 0.6 * n, np.arange(n) < 0.8 * n], ["train", "val"], "test")
     owner = np.repeat(np.arange(n), 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterable, Sequence
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -110,7 +111,7 @@ def hashed_ngrams(texts: Sequence[str], kind: str, buckets: int, longest: int = 
     """
     split = {"char": _characters, "word": _words}[kind]
     rows = [
-        [1 + zlib.crc32(gram.encode()) % (buckets - 1) for gram, _ in zip(split(text.lower()), range(longest))]
+        [1 + zlib.crc32(gram.encode()) % (buckets - 1) for gram in islice(split(text.lower()), longest)]
         for text in texts
     ]
     table = np.zeros((len(rows), max(map(len, rows), default=0) or 1), dtype=np.int32)
@@ -122,7 +123,7 @@ def hashed_ngrams(texts: Sequence[str], kind: str, buckets: int, longest: int = 
 def _words(text: str) -> Iterable[str]:
     words = re.findall(r"\w+|[^\w\s]", text)
     yield from words
-    yield from (f"{a} {b}" for a, b in zip(words, words[1:], strict=False))
+    yield from (f"{a} {b}" for a, b in pairwise(words))
 
 
 def _characters(text: str) -> Iterable[str]:

@@ -66,7 +66,7 @@ class Retrieval(Task):
         pictures = data.pictures if data.pictures is not None else data.items
         self.pictures = pictures if pictures.dtype == np.uint8 else None
         train = self.labels[self.index["train"]]
-        classes = min(self.batch_size // 4, len(train.unique()))
+        classes = min(self.batch_size // 4, len(set(train.tolist())))
         self.sampler = BalancedBatchSampler(train, classes, self.batch_size // classes, seed=seed)
 
     @classmethod
@@ -90,7 +90,7 @@ class Retrieval(Task):
         where = torch.from_numpy(batch).to(self.items.device)
         embeddings, labels = model(self.items[where]), self.labels[where]
         return {
-            "relevant": lambda loss: EmbeddingLoss(loss)(embeddings, labels),  # type: ignore[no-any-return]
+            "relevant": lambda loss: EmbeddingLoss(loss)(embeddings, labels),
             "embeddings": lambda loss: loss(embeddings, labels),
         }
 
