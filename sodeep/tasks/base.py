@@ -233,8 +233,8 @@ class Task(ABC):
     """Forms of losses that fit, see `sodeep.tasks.contenders`; the first is that of a user's own loss."""
     epochs: ClassVar[int]
     """Passes over the training split, by default."""
-    rates: ClassVar[tuple[float, float, float, float]]
-    """Learning rates from low to high, for the tuning grid of every loss."""
+    rates: ClassVar[tuple[float, float]]
+    """Lowest and highest learning rate of the tuning grid of every loss."""
 
     data_name: str
 

@@ -106,8 +106,8 @@ def hashed_ngrams(texts: Sequence[str], kind: str, buckets: int, longest: int = 
 
     Example:
         >>> hashed_ngrams(["so deep", "so"], "word", buckets=1000)
-        tensor([[841, 548, 640],
-                [841,   0,   0]], dtype=torch.int32)
+        tensor([[ 68, 551, 965],
+                [ 68,   0,   0]], dtype=torch.int32)
     """
     split = {"char": _characters, "word": _words}[kind]
     rows = [
@@ -157,6 +157,6 @@ def encode(net: nn.Module, inputs: Tensor, chunk: int = 1024) -> Tensor:
     training = net.training
     net.eval()
     try:
-        return torch.cat([net(part) for part in inputs.split(chunk)])
+        return torch.cat([net(inputs[i : i + chunk]) for i in range(0, len(inputs), chunk)])
     finally:
         net.train(training)

@@ -46,8 +46,8 @@ class Memorability(Task):
     baseline = "mse"
     losses = ("mse", "l1", "spearman:laplace", "spearman:sigmoid", "spearman:blackbox", "mse+spearman:laplace")
     accepts = ("target",)
-    epochs = 30
-    rates = (3e-4, 1e-3, 3e-3, 1e-2)
+    epochs = 40
+    rates = (3e-3, 3e-2)
 
     def __init__(self, data: MemorabilityData, seed: int = 0, batch_size: int = BATCH_SIZE) -> None:
         n = len(data.target)
