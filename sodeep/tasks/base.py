@@ -146,9 +146,7 @@ def read_data(path: str | Path, layouts: Mapping[str, Layout], task: str) -> Any
             return layout.read(path)
     if path.is_dir():
         names = sorted(entry.name + "/" * entry.is_dir() for entry in path.iterdir())
-        held = (
-            f"a folder with {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}" if names else "an empty folder"
-        )
+        held = f"a folder with {', '.join(names[:8] + ['...'] * (len(names) > 8))}" if names else "an empty folder"
     else:
         held = f"a file of {path.stat().st_size} bytes"
     raise ValueError(f"`data` {path} must be in a layout that the {task} task reads, got {held}. It reads:\n{known}")
@@ -235,8 +233,8 @@ class Task(ABC):
     """Forms of losses that fit, see `sodeep.tasks.contenders`; the first is that of a user's own loss."""
     epochs: ClassVar[int]
     """Passes over the training split, by default."""
-    rates: ClassVar[tuple[float, float, float, float]]
-    """Learning rates from low to high, for the tuning grid of every loss."""
+    rates: ClassVar[tuple[float, float]]
+    """Lowest and highest learning rate of the tuning grid of every loss."""
 
     data_name: str
 

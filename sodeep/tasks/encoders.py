@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterable, Sequence
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -105,12 +106,12 @@ def hashed_ngrams(texts: Sequence[str], kind: str, buckets: int, longest: int = 
 
     Example:
         >>> hashed_ngrams(["so deep", "so"], "word", buckets=1000)
-        tensor([[841, 548, 640],
-                [841,   0,   0]], dtype=torch.int32)
+        tensor([[ 68, 551, 965],
+                [ 68,   0,   0]], dtype=torch.int32)
     """
     split = {"char": _characters, "word": _words}[kind]
     rows = [
-        [1 + zlib.crc32(gram.encode()) % (buckets - 1) for gram, _ in zip(split(text.lower()), range(longest))]
+        [1 + zlib.crc32(gram.encode()) % (buckets - 1) for gram in islice(split(text.lower()), longest)]
         for text in texts
     ]
     table = np.zeros((len(rows), max(map(len, rows), default=0) or 1), dtype=np.int32)
@@ -122,7 +123,7 @@ def hashed_ngrams(texts: Sequence[str], kind: str, buckets: int, longest: int = 
 def _words(text: str) -> Iterable[str]:
     words = re.findall(r"\w+|[^\w\s]", text)
     yield from words
-    yield from (f"{a} {b}" for a, b in zip(words, words[1:], strict=False))
+    yield from (f"{a} {b}" for a, b in pairwise(words))
 
 
 def _characters(text: str) -> Iterable[str]:
@@ -156,6 +157,6 @@ def encode(net: nn.Module, inputs: Tensor, chunk: int = 1024) -> Tensor:
     training = net.training
     net.eval()
     try:
-        return torch.cat([net(part) for part in inputs.split(chunk)])
+        return torch.cat([net(inputs[i : i + chunk]) for i in range(0, len(inputs), chunk)])
     finally:
         net.train(training)

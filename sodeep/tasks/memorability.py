@@ -46,8 +46,8 @@ class Memorability(Task):
     baseline = "mse"
     losses = ("mse", "l1", "spearman:laplace", "spearman:sigmoid", "spearman:blackbox", "mse+spearman:laplace")
     accepts = ("target",)
-    epochs = 30
-    rates = (3e-4, 1e-3, 3e-3, 1e-2)
+    epochs = 40
+    rates = (3e-3, 3e-2)
 
     def __init__(self, data: MemorabilityData, seed: int = 0, batch_size: int = BATCH_SIZE) -> None:
         n = len(data.target)
@@ -56,7 +56,9 @@ class Memorability(Task):
         self.data_name = data.name
         parts = [] if data.features is None else [np.asarray(data.features, dtype=np.float32)]
         if data.texts is not None:
-            parts.append(text_features(data.texts, self.index["train"].numpy()))
+            kind, vectors = text_features(data.texts, self.index["train"].numpy())
+            parts.append(vectors)
+            self.data_name += f", {kind}"
         self.features = torch.from_numpy(np.concatenate(parts, axis=1))
         self.target = torch.from_numpy(np.asarray(data.target, dtype=np.float32))
 
@@ -78,7 +80,8 @@ class Memorability(Task):
     def evaluate(self, model: nn.Module, split: str, details: bool = False) -> Evaluation:
         """Exact metrics over the split, and the details of the class docstring."""
         predicted, true = self._predict(model, split)
-        slope, offset = np.polyfit(*(x.double().cpu().numpy() for x in self._predict(model, "val")), 1)
+        x, y = (values.double().cpu().numpy() for values in self._predict(model, "val"))
+        slope, offset = np.polyfit(x, y, 1)
         found = {
             "Spearman": metrics.spearman_corr(predicted, true).nan_to_num(0).item(),  # a constant orders nothing
             "MAE": (predicted - true).abs().mean().item(),
@@ -91,15 +94,14 @@ class Memorability(Task):
         return encode(model, self.features[where]).squeeze(-1), self.target[where]
 
 
-def text_features(texts: Any, train: Array, width: int = 128) -> Array:
-    """Static features of texts (N, d): of wordllama if installed, else tf-idf of n-grams, reduced on `train`."""
+def text_features(texts: Any, train: Array, width: int = 128) -> tuple[str, Array]:
+    """What they are called, and static features of texts (N, d), fitted on the texts of `train`."""
     try:
         from wordllama import WordLlama
     except ImportError:
         pass
     else:
-        vectors: Array = np.asarray(WordLlama.load().embed(list(texts)), dtype=np.float32)
-        return vectors
+        return "wordllama vectors", np.asarray(WordLlama.load().embed(list(texts)), dtype=np.float32)
     from sklearn.decomposition import TruncatedSVD
     from sklearn.feature_extraction.text import TfidfVectorizer
 
@@ -114,7 +116,7 @@ def text_features(texts: Any, train: Array, width: int = 128) -> Array:
         svd = TruncatedSVD(min(width // 2, table.shape[1] - 1, len(train) - 1), random_state=0)
         svd.fit(table[train])
         reduced.append(svd.transform(table).astype(np.float32))
-    return np.concatenate(reduced, axis=1)
+    return "tf-idf of n-grams", np.concatenate(reduced, axis=1)
 
 
 def _synthetic(seed: int, n: int = 2000, d: int = 16) -> MemorabilityData:

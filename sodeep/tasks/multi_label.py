@@ -44,7 +44,7 @@ class MultiLabel(Task):
     losses = ("bce", "bce+map:laplace", "bce+map:sigmoid", "bce+map:blackbox", "bce+smooth-ap", "map:laplace")
     accepts = ("relevant",)
     epochs = 10
-    rates = (1e-3, 3e-3, 1e-2, 3e-2)
+    rates = (3e-3, 3e-2)
 
     def __init__(self, data: MultiLabelData, seed: int = 0, batch_size: int = BATCH_SIZE) -> None:
         n = len(data.labels)
