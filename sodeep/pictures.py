@@ -39,9 +39,9 @@ def style(place: int) -> dict[str, Any]:
 
 
 def _panels(names: Sequence[str], width: float = 2.6, height: float = 2.4) -> tuple[Figure, list[Axes]]:
-    """One small panel for each name, four in a row."""
-    columns = min(4, len(names))
-    rows = math.ceil(len(names) / columns)
+    """One small panel for each name, up to four in a row."""
+    rows = math.ceil(len(names) / 4)
+    columns = math.ceil(len(names) / rows)
     figure = Figure(figsize=(max(width * columns, 4), height * rows), layout="constrained")
     axes = [figure.add_subplot(rows, columns, place) for place in range(1, len(names) + 1)]
     for axis, name in zip(axes, names, strict=True):
@@ -137,26 +137,28 @@ def seeds_picture(
 
 
 def curve_picture(curves: Mapping[str, Sequence[Curve]], ylabel: str) -> Figure:
-    """Curves of all losses in one panel: the mean over the seeds, and the range of the seeds as a band.
+    """Curves of all losses in one panel: the mean over the seeds, and each seed as a faint line.
 
     Args:
-        curves: loss -> the curve of each seed. Seeds that were read at other steps are drawn line by line.
+        curves: loss -> the curve of each seed. Where seeds were read at different steps, values between two steps are
+            on the straight line, and the mean is over the steps that all of them have.
         ylabel: what the values are.
     """
     figure = Figure(figsize=(8, 4), layout="constrained")
     axis = figure.add_subplot()
     for place, (loss, seeds) in enumerate(curves.items()):
-        looks, drawn = style(place), [np.asarray(curve, dtype=float) for curve in seeds if len(curve)]
+        drawn = [np.asarray(curve, dtype=float) for curve in seeds if len(curve)]
         if not drawn:
             continue
-        marker = "o" if max(len(curve) for curve in drawn) == 1 else None
-        if all(np.array_equal(curve[:, 0], drawn[0][:, 0]) for curve in drawn):
-            steps, values = drawn[0][:, 0], np.stack([curve[:, 1] for curve in drawn])
-            axis.plot(steps, values.mean(0), label=loss, marker=marker, **looks)
-            axis.fill_between(steps, values.min(0), values.max(0), color=looks["color"], alpha=0.12, linewidth=0)
-        else:
-            for number, curve in enumerate(drawn):
-                axis.plot(*curve.T, linewidth=1, marker=marker, label=None if number else loss, **looks)
+        marker = "o" if min(len(curve) for curve in drawn) == 1 else None
+        for curve in drawn:
+            axis.plot(*curve.T, linewidth=0.7, alpha=0.3, marker=marker, **style(place))
+        start, end = max(curve[0, 0] for curve in drawn), min(curve[-1, 0] for curve in drawn)
+        steps = np.unique(np.concatenate([curve[:, 0] for curve in drawn]))
+        steps = steps[(steps >= start) & (steps <= end)]
+        if len(steps):
+            values = np.mean([np.interp(steps, *curve.T) for curve in drawn], axis=0)
+            axis.plot(steps, values, label=loss, linewidth=2, marker=marker, **style(place))
     axis.set_xlabel("step", fontsize=9)
     axis.set_ylabel(ylabel, fontsize=9)
     axis.grid(alpha=0.3)
@@ -205,9 +207,7 @@ def order_picture(pairs: Mapping[str, tuple[Array, Array]]) -> Figure:
         margin = 0.03 * n
         axis.set_xlim(n + margin, 1 - margin)  # rank 1, the highest score, to the right and on top
         axis.set_ylim(n + margin, 1 - margin)
-        axis.set_aspect("equal")
-        axis.xaxis.set_major_locator(MaxNLocator(3))
-        axis.yaxis.set_major_locator(MaxNLocator(3))
+        axis.set(aspect="equal", xticks=(1, n // 2, n), yticks=(1, n // 2, n))
     figure.supxlabel("true rank (1 = highest)", fontsize=9)
     figure.supylabel("predicted rank", fontsize=9)
     return figure
@@ -320,29 +320,36 @@ def _badge(axis: Axes, x: float, y: float, colour: str, good: bool) -> None:
         axis.plot(np.add(x, dx), np.add(y, dy), color="white", linewidth=1.2, zorder=4, solid_capstyle="round")
 
 
-def weight_picture(scores: Array, relevant: Array, weights: Mapping[str, Array]) -> Figure:
-    """How hard each loss pulls on a pair, against the similarity of the pair, as a part of its largest weight.
+def weight_picture(
+    scores: Array, relevant: Array, weights: Mapping[str, Array], places: Mapping[str, int] | None = None
+) -> Figure:
+    """How hard each loss pulls on a pair, against the similarity of the pair, as a part of its hardest pull.
+
+    Relevant items are to be pulled up and others down: that is above 0, a pull the wrong way below.
 
     Args:
         scores: (N,) similarities of the items to one query.
         relevant: (N,) bool.
         weights: loss -> d loss / d scores (N,), from `sodeep.weights.pair_weights`.
+        places: loss -> its place in the list of losses, which gives its colour; None: those in `weights`.
     """
     figure = Figure(figsize=(10, 3.8), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
-    for axis, side, title in zip(
-        panels, (relevant, ~relevant), ("Relevant items: pulled up", "Other items: pushed down"), strict=True
+    for axis, side, title, sign in zip(
+        panels, (relevant, ~relevant), ("Relevant items: pulled up", "Other items: pushed down"), (-1, 1), strict=True
     ):
         order = np.argsort(scores[side])
-        for place, (loss, weight) in enumerate(weights.items()):
-            size = np.abs(weight[side])
-            top = size.max()
-            axis.plot(scores[side][order], size[order] / (top if top > 0 else 1), label=loss, **style(place))
+        axis.axhline(0, color=GREY, linewidth=1)
+        for number, (loss, weight) in enumerate(weights.items()):
+            pull = sign * weight[side][order]
+            hardest = np.abs(pull).max()
+            looks = style(number if places is None else places[loss])
+            axis.plot(scores[side][order], pull / (hardest if hardest > 0 else 1), label=loss, **looks)
         axis.set_title(title, fontsize=9)
         axis.set_xlabel("similarity to the query", fontsize=9)
         axis.grid(alpha=0.3)
         _plain(axis)
-    panels[0].set_ylabel("weight / largest weight", fontsize=9)
+    panels[0].set_ylabel("pull / hardest pull", fontsize=9)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=9)
     return figure
 

@@ -11,12 +11,12 @@ missing.
 from __future__ import annotations
 
 import base64
+import functools
 import io
 import json
 import math
 import os
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
@@ -28,7 +28,9 @@ import torch
 from numpy.typing import NDArray
 
 import sodeep
+from sodeep.checkpoint import list_sorters, write_atomic
 from sodeep.compare import Cell, Run, Summary, read_runs, summarise
+from sodeep.tasks.contenders import LOSSES, RANK_LOSSES, RANKS, contender
 from sodeep.weights import pair_weights
 
 Array = NDArray[Any]
@@ -60,7 +62,8 @@ def write_report(
         folder: of a comparison, with runs.jsonl and details/.
         out: folder to write to, made if it is not there; None: `folder` itself.
         baseline: the loss that others are compared with; None: the task's own.
-        losses: name -> callable ``loss(scores, relevant)``, to draw the pair weights of; names not given have none.
+        losses: name -> ``loss(scores, relevant)``, to draw the pair weights of losses of your own; ours are found by
+            their names.
         command: what was run, to be shown.
 
     Returns:
@@ -83,9 +86,7 @@ def write_report(
     files = {}
     for kind, (name, text) in texts.items():
         files[kind] = target / name
-        unfinished = files[kind].with_suffix(".part")
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(files[kind])
+        write_atomic(files[kind], text.encode())
     return Report(files, notes)
 
 
@@ -129,6 +130,12 @@ class _Part:
         """Losses with a tested run, in the order of their colours."""
         return [loss for loss in self.summary.losses if self.tests(loss)]
 
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What the comparison says of itself: epochs, batch size, versions."""
+        path = self.folder / "comparison.json"
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+
     def details(self, *names: str) -> Iterator[tuple[Run, dict[str, Array]]]:
         """The tested runs that have all the named arrays, with these."""
         for loss in self.losses:
@@ -165,6 +172,7 @@ def _number(value: float, signed: bool = False) -> str:
     if math.isnan(value):
         return NOTHING
     digits = 3 if abs(value) < 10 else 1
+    value = round(value, digits) or 0.0  # no negative zero
     text = f"{value:+.{digits}f}" if signed else f"{value:.{digits}f}"
     return text.replace("-", "\N{MINUS SIGN}")
 
@@ -174,7 +182,7 @@ def _mean(mean: float, sd: float) -> str:
 
 
 def _interval(cell: Cell) -> str:
-    if cell.difference is None or cell.low is None or cell.high is None:
+    if cell.difference is None or math.isnan(cell.low):
         return NOTHING
     middle, low, high = (_number(value, signed=True) for value in (cell.difference, cell.low, cell.high))
     return f"{middle} [{low}, {high}]"
@@ -193,12 +201,11 @@ def _findings(part: _Part) -> list[str]:
     if best == base:
         first = f"The baseline, {first}"
     found = [first]
-    compared = {loss: cell for loss, cell in cells.items() if cell.low is not None and cell.high is not None}
-    sign = 1 if summary.metrics[metric] else -1
+    compared = {loss: cell for loss, cell in cells.items() if _interval(cell) != NOTHING}
     groups: dict[str, list[str]] = {"better": [], "worse": [], "unclear": []}
     for loss, cell in compared.items():
-        low, high = sorted((sign * (cell.low or 0.0), sign * (cell.high or 0.0)))
-        groups["better" if low > 0 else "worse" if high < 0 else "unclear"].append(loss)
+        up = (cell.difference or 0.0) > 0
+        groups["unclear" if not cell.differs else "better" if up == summary.metrics[metric] else "worse"].append(loss)
     for kind, words in (
         ("better", f"Better than {base}"),
         ("worse", f"Worse than {base}"),
@@ -259,12 +266,12 @@ def _cost(part: _Part) -> _Table:
     rows = []
     for loss in part.losses:
         seconds, memory = part.summary.seconds_per_step.get(loss), part.summary.peak_memory.get(loss)
-        chosen = Counter(_settings(settings) for settings in part.summary.chosen.get(loss, []))
+        chosen = [f"{_settings(settings)} ({_seeds(n)})" for settings, n in part.summary.settings.get(loss, [])]
         rows.append(
             [
                 loss,
-                "; ".join(f"{text} ({_seeds(count)})" for text, count in chosen.items()) or NOTHING,
-                NOTHING if seconds is None else f"{1e3 * seconds:.1f}",
+                "; ".join(chosen) or NOTHING,
+                NOTHING if seconds is None or math.isnan(seconds) else f"{1e3 * seconds:.1f}",
                 NOTHING if memory is None else f"{memory / 1e6:.1f}",
             ]
         )
@@ -288,16 +295,15 @@ def _settings(settings: Mapping[str, Any]) -> str:
 
 
 def _header(part: _Part) -> str:
-    """Data, seeds, devices in one line."""
-    seeds = sorted({run.seed for run in part.runs})
-    devices = ", ".join(sorted({run.device for run in part.runs}))
+    """Data, seeds, steps, device and versions in one line."""
     steps = sorted({run.steps for loss in part.losses for run in part.tests(loss)})
-    length = (
-        f"{steps[0]} steps" if len(steps) == 1 else f"{steps[0]} to {steps[-1]} steps" if steps else "no finished run"
-    )
+    length = f"{steps[0]} to {steps[-1]} steps" if len(steps) > 1 else f"{steps[0]} steps" if steps else "no result"
+    made = part.origin
+    batch = f", {made['batch_size']} items a step" if "batch_size" in made else ""
+    versions = ", ".join(f"{name} {made[name]}" for name in ("sodeep", "torch") if name in made)
     return (
-        f"Data: {part.summary.data}. {len(part.summary.losses)} losses, {_seeds(len(seeds))}, {length}, on {devices}. "
-        f"Baseline: {part.summary.baseline}. sodeep {sodeep.__version__}, torch {torch.__version__}."
+        f"Data: {part.summary.data}. Baseline: {part.summary.baseline}. {len(part.summary.losses)} losses, "
+        f"{_seeds(len(part.summary.seeds))}, {length}{batch}, on {part.summary.device}{versions and f'; {versions}'}."
     )
 
 
@@ -339,7 +345,9 @@ def _data(parts: Sequence[_Part], command: str | None, notes: Sequence[str]) -> 
                             for metric in part.summary.metrics
                             if (loss, metric) in part.summary.cells
                         },
-                        "chosen": part.summary.chosen.get(loss, []),
+                        "settings": [
+                            {"chosen": settings, "seeds": n} for settings, n in part.summary.settings.get(loss, [])
+                        ],
                         "seconds_per_step": part.summary.seconds_per_step.get(loss),
                         "peak_memory": part.summary.peak_memory.get(loss),
                     }
@@ -382,7 +390,7 @@ def _pictures(part: _Part, losses: Mapping[str, Callable[..., Any]]) -> Iterator
     intervals = {
         loss: (cell.difference, cell.low, cell.high)
         for loss, cell in cells.items()
-        if cell.difference is not None and cell.low is not None and cell.high is not None
+        if cell.difference is not None and not math.isnan(cell.low)
     }
     yield _Picture(
         f"{metric} of every seed",
@@ -429,24 +437,23 @@ def _pictures(part: _Part, losses: Mapping[str, Callable[..., Any]]) -> Iterator
             pictures.quantized_picture(pooled),  # type: ignore[arg-type]
         )
     yield from _strips(part)
-    if losses:
-        scores, relevant = _similarities()
-        drawn = {name: losses[name] for name in names if name in losses}
-        weights = {name: pair_weights(loss, scores, relevant).numpy() for name, loss in drawn.items()}
-        if weights:
-            yield _Picture(
-                "Pair weights",
-                "How hard a loss pulls on a pair: |d loss / d score| for one query with 200 relevant items around a "
-                "similarity of 0.6 and 1,800 others around 0.2.",
-                pictures.weight_picture(scores.numpy(), relevant.numpy(), weights),
-            )
-    seconds = {loss: summary.seconds_per_step.get(loss) for loss in names}
-    if all(value is not None for value in seconds.values()):
+    scores, relevant = _similarities()
+    weights = {loss: pair_weights(fn, scores, relevant).numpy() for loss, fn in _callables(part, losses).items()}
+    if weights:
         yield _Picture(
-            "Cost of a step",
-            "Encoder and loss, forward and backward; median time, and what is allocated at the peak.",
-            pictures.cost_picture(seconds, summary.peak_memory),  # type: ignore[arg-type]
+            "Pair weights",
+            "How hard a loss pulls on a pair, by its gradient, for one query with 20 relevant items around a "
+            "similarity of 0.6 and 80 others around 0.2; with the settings chosen most often. Below 0 it pulls the "
+            "wrong way.",
+            pictures.weight_picture(
+                scores.numpy(), relevant.numpy(), weights, {loss: names.index(loss) for loss in weights}
+            ),
         )
+    yield _Picture(
+        "Cost of a step",
+        "Encoder and loss, forward and backward; median time, and what is allocated at the peak.",
+        pictures.cost_picture({loss: summary.seconds_per_step[loss] for loss in names}, summary.peak_memory),
+    )
 
 
 def _first(part: _Part, *names: str) -> Iterator[tuple[Run, dict[str, Array]]]:
@@ -505,9 +512,32 @@ def _precision_at(recall: Array, scores: Array, relevant: Array) -> Array:
 
 
 def _similarities() -> tuple[torch.Tensor, torch.Tensor]:
-    """Evenly spaced quantiles of two normal distributions: one query, 200 relevant items, 1,800 others."""
-    near, far = (torch.special.ndtri(torch.linspace(0.005, 0.995, n, dtype=torch.float64)) for n in (200, 1800))
-    return torch.cat([0.6 + 0.12 * near, 0.2 + 0.15 * far]), torch.arange(2000) < 200
+    """One query: evenly spaced quantiles of two normal distributions, 20 relevant items and 80 others."""
+    near, far = (torch.special.ndtri((torch.arange(n, dtype=torch.float64) + 0.5) / n) for n in (20, 80))
+    return torch.cat([0.6 + 0.12 * near, 0.2 + 0.15 * far]), torch.arange(100) < 20
+
+
+def _callables(part: _Part, given: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    """Losses of (scores, relevant): those given, and ours by name. No code is run that a folder of runs only names."""
+    ranks = {*RANKS, *list_sorters()}
+
+    def ours(term: str) -> bool:
+        loss, _, rank = term.partition(":")
+        return term in LOSSES or (loss in RANK_LOSSES and rank in ranks)
+
+    found: dict[str, Callable[..., Any]] = {}
+    for name in part.losses:
+        if name in given:
+            found[name] = given[name]
+        elif all(ours(term) for term in name.split("+")):
+            terms = contender(name).terms(part.summary.settings[name][0][0], "relevant")
+            if all(form == "relevant" for _, form, _ in terms):
+                found[name] = functools.partial(_weighted_sum, terms)
+    return found
+
+
+def _weighted_sum(terms: Sequence[tuple[float, str, Callable[..., Any]]], scores: Any, relevant: Any) -> Any:
+    return sum(weight * loss(scores, relevant) for weight, _, loss in terms)
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
@@ -658,7 +688,8 @@ def _log_run(writer: Any, part: _Part, run: Run) -> None:
     # as add_hparams, which would start a run of its own beside this one
     settings = {"loss": run.loss, "seed": run.seed, **run.settings}
     plain = {k: v if isinstance(v, (bool, int, float, str)) else str(v) for k, v in settings.items()}
-    for summary in hparams(plain, {f"test/{metric}": value for metric, value in run.metrics.items()}):
+    tested = {f"test/{metric}": value for metric, value in run.metrics.items()}
+    for summary in hparams(plain, tested):  # type: ignore[no-untyped-call]
         writer.file_writer.add_summary(summary)
     for of_run, arrays in part.details("scores", "relevant", "known", "label_names"):
         if of_run is not run:
