@@ -11,6 +11,7 @@ missing.
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import io
 import json
@@ -103,12 +104,12 @@ class _Part:
 
     @property
     def headline(self) -> str:
-        return next(iter(self.summary.metrics))
+        return next(iter(self.summary.metrics), "")
 
     @property
     def ranked(self) -> list[str]:
         """Losses, the best mean of the headline metric first, those without a result last."""
-        sign = -1 if self.summary.metrics[self.headline] else 1
+        sign = -1 if self.summary.metrics.get(self.headline, True) else 1
         cells = self.summary.cells
         return sorted(
             self.summary.losses,
@@ -199,7 +200,7 @@ def _findings(part: _Part) -> list[str]:
         f"{best} has the best mean {metric}: {_mean(cells[best].mean, cells[best].sd)} over {_seeds(cells[best].n)}."
     )
     if best == base:
-        first = f"The baseline, {first}"
+        first = f"The baseline {first}"
     found = [first]
     compared = {loss: cell for loss, cell in cells.items() if _interval(cell) != NOTHING}
     groups: dict[str, list[str]] = {"better": [], "worse": [], "unclear": []}
@@ -437,17 +438,14 @@ def _pictures(part: _Part, losses: Mapping[str, Callable[..., Any]]) -> Iterator
             pictures.quantized_picture(pooled),  # type: ignore[arg-type]
         )
     yield from _strips(part)
-    scores, relevant = _similarities()
-    weights = {loss: pair_weights(fn, scores, relevant).numpy() for loss, fn in _callables(part, losses).items()}
+    weights, scores, relevant = _weights(_callables(part, losses))
     if weights:
         yield _Picture(
             "Pair weights",
-            "How hard a loss pulls on a pair, by its gradient, for one query with 20 relevant items around a "
-            "similarity of 0.6 and 80 others around 0.2; with the settings chosen most often. Below 0 it pulls the "
-            "wrong way.",
-            pictures.weight_picture(
-                scores.numpy(), relevant.numpy(), weights, {loss: names.index(loss) for loss in weights}
-            ),
+            f"How hard a loss pulls on a pair, by its gradient, for one query with {int(relevant.sum())} relevant "
+            f"items around a similarity of 0.6 and {int((~relevant).sum())} others around 0.2, with the settings "
+            "chosen most often. Below 0 it pulls the wrong way.",
+            pictures.weight_picture(scores, relevant, weights, {loss: names.index(loss) for loss in weights}),
         )
     yield _Picture(
         "Cost of a step",
@@ -511,10 +509,21 @@ def _precision_at(recall: Array, scores: Array, relevant: Array) -> Array:
     return result
 
 
-def _similarities() -> tuple[torch.Tensor, torch.Tensor]:
-    """One query: evenly spaced quantiles of two normal distributions, 20 relevant items and 80 others."""
-    near, far = (torch.special.ndtri((torch.arange(n, dtype=torch.float64) + 0.5) / n) for n in (20, 80))
-    return torch.cat([0.6 + 0.12 * near, 0.2 + 0.15 * far]), torch.arange(100) < 20
+def _weights(losses: Mapping[str, Callable[..., Any]]) -> tuple[dict[str, Array], Array, Array]:
+    """Loss -> pair weights (N,), with scores and relevance (N,): quantiles of two normal distributions.
+
+    N is 1,000, for smooth curves; or 100, the list that sorters of one length take, if one of the losses refuses more.
+    """
+    for n in (1000, 100):
+        near, far = (torch.special.ndtri((torch.arange(m) + 0.5).double() / m) for m in (n // 5, n - n // 5))
+        scores, relevant = torch.cat([0.6 + 0.12 * near, 0.2 + 0.15 * far]), torch.arange(n) < n // 5
+        found = {}
+        for name, loss in losses.items():
+            with contextlib.suppress(ValueError):
+                found[name] = pair_weights(loss, scores, relevant).numpy()
+        if found.keys() == losses.keys():
+            break
+    return found, scores.numpy(), relevant.numpy()
 
 
 def _callables(part: _Part, given: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
