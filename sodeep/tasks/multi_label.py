@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -41,7 +42,14 @@ class MultiLabel(Task):
     metrics = {"mAP": True, "AP micro": True}  # noqa: RUF012
     headline = "mAP"
     baseline = "bce"
-    losses = ("bce", "bce+map:laplace", "bce+map:sigmoid", "bce+map:blackbox", "bce+smooth-ap", "map:laplace")
+    losses: ClassVar[tuple[str, ...]] = (
+        "bce",
+        "bce+map:laplace",
+        "bce+map:sigmoid",
+        "bce+map:blackbox",
+        "bce+smooth-ap",
+        "map:laplace",
+    )
     accepts = ("relevant",)
     epochs = 10
     rates = (3e-3, 3e-2)
