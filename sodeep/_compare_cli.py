@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,13 +17,7 @@ if TYPE_CHECKING:
 
 @click.command("compare")
 @click.argument("task", metavar="TASK")
-@click.option(
-    "--loss",
-    "losses",
-    multiple=True,
-    metavar="NAME",
-    help="A loss to compare; repeatable.  [default: those of the task]",
-)
+@click.option("--loss", "losses", multiple=True, metavar="NAME", help="Repeatable.  [default: those of the task]")
 @click.option("--baseline", metavar="NAME", help="The loss that differences are taken to.  [default: that of the task]")
 @click.option("--seeds", type=click.IntRange(1), default=5, show_default=True, help="How many seeds, from 0.")
 @click.option(
@@ -71,6 +66,7 @@ def compare(
     Example: sodeep compare memorability --loss mse --loss spearman:laplace --seeds 5
     """
     from sodeep import compare as comparing
+    from sodeep.report import write_report
     from sodeep.tasks import TASKS
 
     out = out or Path("runs") / task
@@ -98,6 +94,10 @@ def compare(
     if progress is not None:
         progress.end()
     click.echo(comparing.text_table(comparing.summarise(runs, baseline)))
+    written = write_report(out, baseline=baseline, command="sodeep " + shlex.join(sys.argv[1:]))
+    click.echo(f"\nReport: {', '.join(str(file) for file in written.files.values())}")
+    for note in written.notes:
+        click.echo(note)
 
 
 class _Progress:

@@ -9,8 +9,9 @@ A task is data, a small encoder, a step that applies a loss, and exact evaluatio
 * ``toy``: points of two classes and a linear scorer, beside a linear support vector machine.
 
 Where things are: `Task`, `Evaluation`, `Layout` and the four kinds of data (`RetrievalData`, ...) are in
-`sodeep.tasks.base`, one task in each module beside it, losses by name in `sodeep.tasks.contenders`, readers of published data layouts in `sodeep.tasks.layouts`.
-`sodeep.compare` trains the tasks with losses and keeps one `sodeep.compare.Run` for each training.
+`sodeep.tasks.base`, one task in each module beside it, losses by name in `sodeep.tasks.contenders`, readers of
+published data layouts in `sodeep.tasks.layouts`. `sodeep.compare` trains the tasks with losses and keeps one
+`sodeep.compare.Run` for each training; `sodeep.report` makes tables and pictures of them.
 
 >>> task = TASKS["memorability"].load(seed=0)  # no data given: a small embedded set
 >>> task.data_name

@@ -44,7 +44,7 @@ class PictureNet(nn.Module):
 
 
 def jitter(x: Tensor, turn: float = 0.2, shift: float = 0.1) -> Tensor:
-    """Pictures (B, C, H, W), each turned, sheared and scaled by about `turn`, and moved by `shift` of half its width."""
+    """Pictures (B, C, H, W), each turned, sheared and scaled by about `turn`, moved by `shift` of half its width."""
     matrix = torch.eye(2, device=x.device) + turn * torch.randn(len(x), 2, 2, device=x.device).clamp(-2, 2)
     move = shift * torch.randn(len(x), 2, 1, device=x.device).clamp(-2, 2)
     grid = nn.functional.affine_grid(torch.cat([matrix, move], -1), list(x.shape), align_corners=False)

@@ -24,6 +24,7 @@ from sodeep.tasks.base import (
     with_validation,
 )
 from sodeep.tasks.encoders import FeatureNet, TextNet, as_input, encode, hashed_ngrams, item_net
+from sodeep.tasks.layouts import MULTI_LABEL
 
 BUCKETS = 2**15
 
@@ -164,5 +165,6 @@ LAYOUTS: dict[str, Layout] = {
         lambda path: all((path / name).is_file() for name in (*_TABLES.values(), "labels.txt")),
         _goemotions,
     ),
+    **MULTI_LABEL,
 }
 """What `--data` may be."""
