@@ -230,7 +230,7 @@ class _Training:
         for _, _, term in self.terms:
             if isinstance(term, nn.Module):
                 term.to(device)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=settings["lr"], weight_decay=1e-4)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=settings["lr"], weight_decay=1e-4, fused=True)
         self.steps = epochs * sum(1 for _ in task.batches(0))
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self._rate)
         self.epochs = epochs
@@ -734,32 +734,33 @@ def text_table(summary: Summary) -> str:
     """The summary as plain text.
 
     A line a loss, a column a metric: mean and standard deviation over the seeds; ``*`` the best mean. Then the paired
-    differences to the baseline with their 95% intervals, of the most important metric.
+    difference to the baseline with its 95% interval, of the most important metric. Many metrics make several tables.
     """
-    first = next(iter(summary.metrics), "")
-    arrows = {name: f"{name} {'↑' if up else '↓'}" for name, up in summary.metrics.items()}
-    head = ["loss", *arrows.values(), f"{first} - {summary.baseline}", "ms/step"]
-    rows = [head]
-    for loss in summary.losses:
-        cells = [summary.cells.get((loss, metric)) for metric in summary.metrics]
-        if not any(cells):
-            rows.append([loss, "failed"])
-            continue
-        rows.append(
-            [
-                loss,
-                *("" if cell is None else _figure(cell) for cell in cells),
-                _difference(summary.cells.get((loss, first)), loss == summary.baseline),
-                f"{1000 * summary.seconds_per_step[loss]:.1f}",
-            ]
-        )
-    widths = [max(len(row[i]) for row in rows if i < len(row)) for i in range(len(head))]
-    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=False)).rstrip() for row in rows]
-    lines.insert(1, "-" * max(map(len, lines)))
     seeds = f"{len(summary.seeds)} seed{'s' * (len(summary.seeds) != 1)}"
-    title = f"{summary.task} on {summary.data}: mean ± sd of {seeds}, * = best mean"
-    notes = [_failure_note(run) for run in summary.failed]
-    return "\n".join([title, "", *lines, *(["", *notes] if notes else [])])
+    blocks = [f"{summary.task} on {summary.data}: mean ± sd of {seeds}, * = best mean"]
+    names = list(summary.metrics)
+    for start in range(0, max(1, len(names)), 6):
+        blocks.append(_block(summary, names[start : start + 6], with_difference=start == 0))
+    blocks.append("\n".join(_failure_note(run) for run in summary.failed))
+    return "\n\n".join(filter(None, blocks))
+
+
+def _block(summary: Summary, metrics: Sequence[str], with_difference: bool) -> str:
+    rows = [["loss", *(f"{name} {'↑' if summary.metrics[name] else '↓'}" for name in metrics)]]
+    if with_difference and metrics:
+        rows[0] += [f"{metrics[0]} - {summary.baseline}", "ms/step"]
+    for loss in summary.losses:
+        cells = [summary.cells.get((loss, metric)) for metric in metrics]
+        row = [loss, *("" if cell is None else _figure(cell) for cell in cells)]
+        if not any(cells):
+            row = [loss, "failed"]
+        elif with_difference:
+            row.append(_difference(cells[0], loss == summary.baseline))
+            row.append(f"{1000 * summary.seconds_per_step[loss]:.1f}")
+        rows.append(row)
+    widths = [max(len(row[i]) for row in rows if i < len(row)) for i in range(len(rows[0]))]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=False)).rstrip() for row in rows]
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
 
 def _figure(cell: Cell) -> str:

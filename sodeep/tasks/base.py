@@ -35,7 +35,8 @@ class RetrievalData:
         items: pictures, uint8 (N, H, W) or (N, H, W, 3); or features, floating point (N, d).
         labels: (N,) of any kind, the class of each item.
         split: (N,), "train", "val" or "test". Without a "val", some classes of "train" are taken for it.
-        query: (N,) bool, who asks: None for everyone. Items that do not ask are still found.
+        query: (N,) bool, who asks. Where a split has items that do not ask, it is only those that are found; else, and
+            for None, everyone is, by the others.
         pictures: uint8 (N, H, W[, 3]) to show where `items` are features; None: `items`, if pictures.
     """
 

@@ -25,6 +25,7 @@ from sodeep.tasks.base import (
     with_validation,
 )
 from sodeep.tasks.encoders import FeatureNet, TextNet, as_input, encode, hashed_ngrams, item_net
+from sodeep.tasks.layouts import CROSS_MODAL
 
 BUCKETS = 2**14
 
@@ -281,5 +282,6 @@ LAYOUTS: dict[str, Layout] = {
         lambda path: (path / "emoji.npz").is_file() and (path / "emoji.tsv").is_file(),
         _emoji,
     ),
+    **CROSS_MODAL,
 }
 """What `--data` may be."""

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 class PictureNet(nn.Module):
     """Convolutions, each halving the picture, until it is 4 pixels wide or less; then one linear layer.
 
+    In training, pictures are jittered: there are few of them.
+
     Shape:
         uint8 (B, C, H, W), 0 to 255, to (B, width).
     """
@@ -26,9 +28,9 @@ class PictureNet(nn.Module):
         blocks: list[nn.Module] = []
         out = 32
         while size > 4:
-            blocks += [nn.Conv2d(channels, out, 3, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU()]
-            blocks += [nn.MaxPool2d(2)]
-            channels, out, size = out, 64, size // 2
+            # strided, not pooled: a quarter of the work
+            blocks += [nn.Conv2d(channels, out, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU()]
+            channels, out, size = out, min(2 * out, 128), (size + 1) // 2
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.LazyLinear(width)
 
@@ -36,8 +38,17 @@ class PictureNet(nn.Module):
         """The vectors of pictures."""
         # ink on paper or paint on white: mostly 255, so that 0 is the background
         x = 1 - pictures.float() / 255
+        x = jitter(x) if self.training else x
         vectors: Tensor = self.head(self.blocks(x).flatten(1))
         return vectors
+
+
+def jitter(x: Tensor, turn: float = 0.2, shift: float = 0.1) -> Tensor:
+    """Pictures (B, C, H, W), each turned, sheared and scaled by about `turn`, moved by `shift` of half its width."""
+    matrix = torch.eye(2, device=x.device) + turn * torch.randn(len(x), 2, 2, device=x.device).clamp(-2, 2)
+    move = shift * torch.randn(len(x), 2, 1, device=x.device).clamp(-2, 2)
+    grid = nn.functional.affine_grid(torch.cat([matrix, move], -1), list(x.shape), align_corners=False)
+    return nn.functional.grid_sample(x, grid, align_corners=False)
 
 
 class FeatureNet(nn.Module):
@@ -46,7 +57,7 @@ class FeatureNet(nn.Module):
     Args:
         features: (N, d) of the training split, for their mean and standard deviation.
         width: of the result.
-        hidden: units of the hidden layer.
+        hidden: units of the hidden layer; 0: none, a linear net.
         dropout: of the features and the hidden layer.
 
     Shape:
@@ -62,15 +73,19 @@ class FeatureNet(nn.Module):
         self.register_buffer("scale", features.std(0, correction=0).clamp(min=1e-6).reciprocal().cpu())
         d = features.shape[1]
         self.linear = nn.Linear(d, width)
-        self.net = nn.Sequential(
-            nn.Dropout(dropout), nn.Linear(d, hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, width)
+        self.net = (
+            nn.Sequential(
+                nn.Dropout(dropout), nn.Linear(d, hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, width)
+            )
+            if hidden
+            else None
         )
 
     def forward(self, features: Tensor) -> Tensor:
         """The vectors of features."""
         x = (features - self.mean) * self.scale
-        vectors: Tensor = self.linear(x) + self.net(x)
-        return vectors
+        vectors: Tensor = self.linear(x)
+        return vectors if self.net is None else vectors + self.net(x)
 
 
 class TextNet(nn.Module):

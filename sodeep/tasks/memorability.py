@@ -25,6 +25,7 @@ from sodeep.tasks.base import (
     with_validation,
 )
 from sodeep.tasks.encoders import FeatureNet, encode
+from sodeep.tasks.layouts import MEMORABILITY
 
 
 class Memorability(Task):
@@ -168,5 +169,6 @@ LAYOUTS: dict[str, Layout] = {
         _is_sentences,
         _sentences,
     ),
+    **MEMORABILITY,
 }
 """What `--data` may be."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from sodeep.tasks.base import (
     with_validation,
 )
 from sodeep.tasks.encoders import FeatureNet, TextNet, as_input, encode, hashed_ngrams, item_net
+from sodeep.tasks.layouts import MULTI_LABEL
 
 BUCKETS = 2**15
 
@@ -41,7 +43,14 @@ class MultiLabel(Task):
     metrics = {"mAP": True, "AP micro": True}  # noqa: RUF012
     headline = "mAP"
     baseline = "bce"
-    losses = ("bce", "bce+map:laplace", "bce+map:sigmoid", "bce+map:blackbox", "bce+smooth-ap", "map:laplace")
+    losses: ClassVar[tuple[str, ...]] = (
+        "bce",
+        "bce+map:laplace",
+        "bce+map:sigmoid",
+        "bce+map:blackbox",
+        "bce+smooth-ap",
+        "map:laplace",
+    )
     accepts = ("relevant",)
     epochs = 10
     rates = (3e-3, 3e-2)
@@ -156,5 +165,6 @@ LAYOUTS: dict[str, Layout] = {
         lambda path: all((path / name).is_file() for name in (*_TABLES.values(), "labels.txt")),
         _goemotions,
     ),
+    **MULTI_LABEL,
 }
 """What `--data` may be."""

@@ -28,6 +28,7 @@ from sodeep.tasks.base import (
     split_classes,
 )
 from sodeep.tasks.encoders import as_input, encode, item_net
+from sodeep.tasks.layouts import RETRIEVAL
 
 
 class Retrieval(Task):
@@ -96,55 +97,74 @@ class Retrieval(Task):
 
     def evaluate(self, model: nn.Module, split: str, details: bool = False) -> Evaluation:
         """Exact metrics over all items of the split, and the details of the class docstring."""
-        index = self.index[split]
-        embeddings = encode(model, self.items[index.to(self.items.device)])
-        labels = self.labels[index].to(embeddings.device)
-        scores, relevant = pairwise_scores(embeddings, labels)
-        asks = relevant.any(-1)
-        if self.query is not None:
-            asks &= torch.from_numpy(self.query[index.numpy()]).to(asks.device)
-        scores, relevant = scores[asks], relevant[asks]
-        ap = metrics.average_precision(scores, relevant)
-        found = {
-            "mAP": ap,
-            "mAP@R": metrics.map_at_r(scores, relevant),
-            "R-precision": metrics.r_precision(scores, relevant),
-            **{f"R@{k}": metrics.hit_rate_at_k(scores, relevant, k=k) for k in (1, 10, 100)},
-        }
-        result = {name: values.mean().item() for name, values in found.items()}
+        embeddings = encode(model, self.items[self.index[split].to(self.items.device)])
+        rows: list[Tensor] = []
+        values: dict[str, list[Tensor]] = {name: [] for name in self.metrics}
+        for chunk, scores, relevant, where in self._lists(embeddings, split):
+            rows.append(chunk)
+            values["mAP"].append(metrics.average_precision(scores, relevant, where=where))
+            values["mAP@R"].append(metrics.map_at_r(scores, relevant, where=where))
+            values["R-precision"].append(metrics.r_precision(scores, relevant, where=where))
+            for k in (1, 10, 100):
+                values[f"R@{k}"].append(metrics.hit_rate_at_k(scores, relevant, k=k, where=where))
+        found = {name: torch.cat(parts).mean().item() for name, parts in values.items()}
         if not details:
-            return Evaluation(result)
-        queries = index[asks.cpu()]
-        return Evaluation(result, self._details(embeddings, index, queries, scores, relevant, ap))
+            return Evaluation(found)
+        return Evaluation(found, self._details(embeddings, split, torch.cat(rows), torch.cat(values["mAP"])))
 
-    def _details(
-        self, embeddings: Tensor, index: Tensor, queries: Tensor, scores: Tensor, relevant: Tensor, ap: Tensor
-    ) -> dict[str, Array]:
+    def _lists(
+        self, embeddings: Tensor, split: str, rows: Tensor | None = None
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """In chunks: rows (Q,) of the split that ask, with their scores, relevance and mask (Q, N) over the split.
+
+        Where some do not ask, it is only those that are found; a row never finds itself. Without a relevant item a row
+        is left out.
+        """
+        device = embeddings.device
+        labels = self.labels[self.index[split].to(device)]
+        asks = torch.ones(len(labels), dtype=torch.bool, device=device)
+        if self.query is not None:
+            asks = torch.from_numpy(self.query[self.index[split].numpy()]).to(device)
+        found = torch.ones_like(asks) if bool(asks.all()) else ~asks
+        rows = asks.nonzero().squeeze(1) if rows is None else rows
+        everyone = torch.arange(len(labels), device=device)
+        size = max(1, 2**24 // len(labels))
+        for start in range(0, len(rows), size):
+            chunk = rows[start : start + size]
+            scores, relevant = pairwise_scores(embeddings[chunk], labels[chunk], embeddings, labels)
+            where = found & (chunk.unsqueeze(1) != everyone)
+            some = (relevant & where).any(-1)
+            yield chunk[some], scores[some], relevant[some], where[some]
+
+    def _details(self, embeddings: Tensor, split: str, rows: Tensor, ap: Tensor) -> dict[str, Array]:
+        index = self.index[split].numpy()
         rng = np.random.default_rng(0)
-        few = rng.permutation(len(queries))[:500]
-        quantized = [1 - quantized_ap_loss(scores[i], relevant[i]).item() for i in few]
+        few = torch.from_numpy(rng.permutation(len(rows))[:500]).to(rows.device)
+        quantized = [
+            1 - quantized_ap_loss(s, r, where=w).item()
+            for _, scores, relevant, where in self._lists(embeddings, split, rows[few])
+            for s, r, w in zip(scores, relevant, where, strict=True)
+        ]
         some = np.sort(rng.permutation(len(index))[:300])
         result: dict[str, Array] = {
-            "ap": ap.cpu().numpy()[few],
+            "ap": ap[few].cpu().numpy(),
             "ap_quantized": np.array(quantized, dtype=np.float32),
             "embeddings": embeddings[some].half().cpu().numpy(),
-            "embedding_labels": self.class_names[index.numpy()[some]],
+            "embedding_labels": self.class_names[index[some]],
         }
         if self.pictures is None:
             return result
-        random = rng.permutation(len(queries))[:8]
-        worst = ap.argsort(stable=True)[:8].cpu().numpy()
-        rows = np.concatenate([random, worst])
-        best = scores[rows].topk(min(10, scores.shape[1])).indices.cpu()  # columns without the query itself
-        positions = torch.searchsorted(index, queries[rows]).unsqueeze(-1)
-        found = index[best + (best >= positions).long()]
+        random, worst = few[:8], ap.argsort(stable=True)[:8]
+        shown = torch.cat([random, worst])
+        _, scores, relevant, where = next(self._lists(embeddings, split, rows[shown]))
+        best = scores.masked_fill(~where, -torch.inf).topk(min(10, scores.shape[1] - 1)).indices
         return result | {
-            "strip_queries": self.pictures[queries[rows].numpy()],
-            "strip_pictures": self.pictures[found.numpy()],
-            "strip_right": relevant.cpu()[torch.from_numpy(rows)].gather(1, best).numpy(),
+            "strip_queries": self.pictures[index[rows[shown].cpu().numpy()]],
+            "strip_pictures": self.pictures[index[best.cpu().numpy()]],
+            "strip_right": relevant.gather(1, best).cpu().numpy(),
             "strip_kind": np.array(["random"] * len(random) + ["worst"] * len(worst)),
-            "strip_ap": ap.cpu().numpy()[rows],
-            "thumbnails": self.pictures[index.numpy()[some]],
+            "strip_ap": ap[shown].cpu().numpy(),
+            "thumbnails": self.pictures[index[some]],
         }
 
 
@@ -243,5 +263,6 @@ LAYOUTS: dict[str, Layout] = {
         lambda path: bool(_jpeg_files(path)),
         _jpegs,
     ),
+    **RETRIEVAL,
 }
 """What `--data` may be."""
