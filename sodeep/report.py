@@ -110,11 +110,12 @@ class _Part:
     def ranked(self) -> list[str]:
         """Losses, the best mean of the headline metric first, those without a result last."""
         sign = -1 if self.summary.metrics.get(self.headline, True) else 1
-        cells = self.summary.cells
-        return sorted(
-            self.summary.losses,
-            key=lambda loss: sign * cells[loss, self.headline].mean if (loss, self.headline) in cells else math.inf,
-        )
+
+        def place(loss: str) -> float:
+            cell = self.summary.cells.get((loss, self.headline))
+            return math.inf if cell is None or math.isnan(cell.mean) else sign * cell.mean
+
+        return sorted(self.summary.losses, key=place)
 
     def tests(self, loss: str) -> list[Run]:
         """The tested runs of a loss, by seed."""
@@ -166,6 +167,8 @@ class _Table(NamedTuple):
     header: list[str]
     rows: list[list[str]]
     note: str = ""
+    words: int = 1
+    """How many columns, from the left, are words and not numbers."""
 
 
 def _number(value: float, signed: bool = False) -> str:
@@ -277,7 +280,7 @@ def _cost(part: _Part) -> _Table:
             ]
         )
     note = "Settings are those best on the validation split. A step is encoder and loss, forward and backward."
-    return _Table("Settings and cost", ["loss", "chosen", "ms per step", "peak MB of a step"], rows, note)
+    return _Table("Settings and cost", ["loss", "chosen", "ms per step", "peak MB of a step"], rows, note, words=2)
 
 
 def _failures(part: _Part) -> _Table:
@@ -287,7 +290,8 @@ def _failures(part: _Part) -> _Table:
         step, reason = (str(failure.get(key, NOTHING)) for key in ("step", "reason"))
         values = _settings(failure.get("values") or {})
         rows.append([run.loss, str(run.seed), _settings(run.settings), step, reason, values])
-    return _Table("Failed runs", ["loss", "seed", "settings", "step", "reason", "values"], rows)
+    header = ["loss", "seed", "settings", "step", "reason", "values"]
+    return _Table("Failed runs", header, rows, words=len(header))
 
 
 def _settings(settings: Mapping[str, Any]) -> str:
@@ -318,7 +322,8 @@ def _markdown(parts: Sequence[_Part], command: str | None, notes: Sequence[str])
         for table in _tables(part):
             lines += [f"## {table.title}", ""]
             cells = [[entry.replace("|", "\\|") for entry in row] for row in [table.header, *table.rows]]
-            lines += ["| " + " | ".join(cells[0]) + " |", "|---" + "|---:" * (len(table.header) - 1) + "|"]
+            lines += ["| " + " | ".join(cells[0]) + " |"]
+            lines += ["|---" * table.words + "|---:" * (len(table.header) - table.words) + "|"]
             lines += ["| " + " | ".join(row) + " |" for row in cells[1:]]
             lines += ["", table.note, ""] if table.note else [""]
     lines += [*notes, ""] if notes else ["Pictures: report.html.", ""]
@@ -559,7 +564,7 @@ h1 { font-size: 1.6rem; margin-bottom: .3rem; } h2 { font-size: 1.15rem; margin:
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 14px; }
 th, td { padding: .3rem .8rem; text-align: right; white-space: nowrap; border-bottom: 1px solid #ddd; }
 th { border-bottom: 2px solid #888; font-weight: 600; }
-th:first-child, td:first-child { text-align: left; padding-left: 0; }
+.words { text-align: left; } th:first-child, td:first-child { padding-left: 0; }
 .note, figcaption { color: #555; font-size: 13px; max-width: 48rem; }
 figure { margin: 0; } figure img { max-width: 100%; height: auto; }
 pre { background: #f4f4f4; padding: .6rem .8rem; overflow-x: auto; }
@@ -607,15 +612,18 @@ def _html(
 
 
 def _html_table(table: _Table) -> str:
-    def entry(text: str, tag: str) -> str:
-        bold = text.startswith("**") and text.endswith("**")
-        inner = f"<strong>{escape(text[2:-2])}</strong>" if bold else escape(text)
-        return f"<{tag}>{inner}</{tag}>"
+    def line(row: list[str], tag: str) -> str:
+        entries = ""
+        for place, text in enumerate(row):
+            bold = text.startswith("**") and text.endswith("**")
+            inner = f"<strong>{escape(text[2:-2])}</strong>" if bold else escape(text)
+            entries += f"<{tag}{' class=words' * (place < table.words)}>{inner}</{tag}>"
+        return f"<tr>{entries}</tr>"
 
-    head = "".join(entry(text, "th") for text in table.header)
-    rows = "\n".join(f"<tr>{''.join(entry(text, 'td') for text in row)}</tr>" for row in table.rows)
+    head = line(table.header, "th")
+    rows = "\n".join(line(row, "td") for row in table.rows)
     note = f"<p class=note>{escape(table.note)}</p>" if table.note else ""
-    return f"<h2>{escape(table.title)}</h2>\n<div class=scroll><table>\n<tr>{head}</tr>\n{rows}\n</table></div>\n{note}"
+    return f"<h2>{escape(table.title)}</h2>\n<div class=scroll><table>\n{head}\n{rows}\n</table></div>\n{note}"
 
 
 def _html_picture(picture: _Picture) -> str:

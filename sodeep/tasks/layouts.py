@@ -428,6 +428,14 @@ def read_features(path: StrPath, task: str) -> dict[str, dict[str, Array]]:
     Raises:
         FileNotFoundError: no such file.
         ValueError: no npz, objects in it, an array missing or of another shape, NaN.
+
+    Example:
+        >>> import tempfile
+        >>> x, y = np.eye(3), np.array([0.1, 0.5, 0.3])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     np.savez(f"{folder}/my.npz", train_features=x, train_scores=y, test_features=x, test_scores=y)
+        ...     read_features(f"{folder}/my.npz", "memorability")["test"]["scores"]
+        array([0.1, 0.5, 0.3])
     """
     check_choice(task, FEATURES, "task")
     path = Path(path)
@@ -698,17 +706,17 @@ def _holds(*names: str) -> Callable[[Path], bool]:
 
 RETRIEVAL: dict[str, Layout] = {
     "CUB-200-2011": Layout(
-        "a folder with images.txt, image_class_labels.txt, classes.txt and images/",
+        f"a folder with images.txt, image_class_labels.txt, classes.txt and images/: {_CUB}",
         _holds("images.txt", "image_class_labels.txt"),
         lambda path: _retrieval("CUB-200-2011, the second half of the classes unseen", read_cub(path)),
     ),
     "Stanford Online Products": Layout(
-        "a folder with Ebay_train.txt, Ebay_test.txt and the folders of pictures",
+        f"a folder with Ebay_train.txt, Ebay_test.txt and the folders of pictures: {_SOP}",
         _holds("Ebay_train.txt"),
         lambda path: _retrieval("Stanford Online Products", read_online_products(path)),
     ),
     "In-shop": Layout(
-        "a folder with Eval/list_eval_partition.txt and img/",
+        f"a folder with Eval/list_eval_partition.txt and img/: {_IN_SHOP}",
         lambda path: any((path / part / "list_eval_partition.txt").is_file() for part in ("", "Eval", "Anno")),
         lambda path: _retrieval("In-shop Clothes Retrieval", read_in_shop(path)),
     ),
@@ -718,7 +726,7 @@ RETRIEVAL: dict[str, Layout] = {
 }
 CROSS_MODAL: dict[str, Layout] = {
     "Karpathy": Layout(
-        "a folder with dataset_coco.json or dataset_flickr30k.json, and the pictures where the file says",
+        f"a folder with dataset_coco.json or dataset_flickr30k.json, and the pictures where the file says: {_KARPATHY}",
         lambda path: _karpathy_file(path).is_file() and _karpathy_file(path).suffix == ".json",
         _captions,
     ),
@@ -729,7 +737,7 @@ CROSS_MODAL: dict[str, Layout] = {
 }
 MEMORABILITY: dict[str, Layout] = {
     "MediaEval": Layout(
-        "a folder with " + " or ".join(" and ".join(pair) for pair in _MEDIAEVAL_FILES),
+        f"a folder with {' or '.join(' and '.join(pair) for pair in _MEDIAEVAL_FILES)}: {_MEDIAEVAL}",
         lambda path: _mediaeval_files(path) is not None,
         _memorability,
     ),
@@ -740,7 +748,9 @@ MEMORABILITY: dict[str, Layout] = {
 }
 MULTI_LABEL: dict[str, Layout] = {
     "VOC 2007": Layout(
-        "the folder VOCdevkit/VOC2007 with ImageSets/Main and JPEGImages", _holds("ImageSets/Main", "JPEGImages"), _voc
+        f"the folder VOCdevkit/VOC2007 with ImageSets/Main and JPEGImages: {_VOC}",
+        _holds("ImageSets/Main", "JPEGImages"),
+        _voc,
     ),
     "features": _features_layout(
         "multi-label",

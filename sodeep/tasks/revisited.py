@@ -60,6 +60,12 @@ class RevisitedSet:
 
         Raises:
             ValueError: an unknown protocol.
+
+        Example:
+            >>> truth = RevisitedSet(["q"], ["a", "b", "c", "d"], [None], easy=[[0]], hard=[[2]], junk=[[3]])
+            >>> relevant, where = truth.relevance("hard")
+            >>> relevant, where
+            (tensor([[False, False,  True, False]]), tensor([[False,  True,  True, False]]))
         """
         check_choice(protocol, ("easy", "medium", "hard"), "protocol")
         easy, hard, junk = (self._mask(indices) for indices in (self.easy, self.hard, self.junk))
