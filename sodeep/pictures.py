@@ -50,6 +50,11 @@ def _panels(names: Sequence[str], width: float = 2.6, height: float = 2.4) -> tu
     return figure, axes
 
 
+def _dot(count: int) -> float:
+    """Size of a dot in a cloud of `count`."""
+    return 3.0 if count > 500 else 5.0
+
+
 def _plain(axis: Axes) -> None:
     """No box, small ticks."""
     axis.spines[["top", "right"]].set_visible(False)
@@ -200,7 +205,7 @@ def order_picture(pairs: Mapping[str, tuple[Array, Array]]) -> Figure:
         n = len(x)
         some = slice(None, None, max(1, n // 2000))
         axis.plot([1, n], [1, n], color=GREY, linewidth=1)
-        axis.plot(x[some], y[some], ".", color=style(place)["color"], markersize=3, alpha=0.5, mew=0)
+        axis.plot(x[some], y[some], ".", color=style(place)["color"], markersize=_dot(n), alpha=0.5, mew=0)
         spread = np.std(x) * np.std(y)
         spearman = float(np.mean((x - x.mean()) * (y - y.mean())) / spread) if spread > 0 else math.nan
         axis.set_title(f"{loss}\nSpearman {spearman:.3f}", fontsize=9)
@@ -245,7 +250,8 @@ def quantized_picture(pairs: Mapping[str, tuple[Array, Array]]) -> Figure:
     for place, (axis, (loss, (exact, quantized))) in enumerate(zip(axes, pairs.items(), strict=True)):
         some = slice(None, None, max(1, len(exact) // 2000))
         axis.plot([0, 1], [0, 1], color=GREY, linewidth=1)
-        axis.plot(exact[some], quantized[some], ".", color=style(place)["color"], markersize=3, alpha=0.5, mew=0)
+        size = _dot(len(exact))
+        axis.plot(exact[some], quantized[some], ".", color=style(place)["color"], markersize=size, alpha=0.5, mew=0)
         axis.set_title(f"{loss}\ncorrelation {correlation(exact, quantized):.3f}", fontsize=9)
         axis.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal", xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
     figure.supxlabel("average precision of a query", fontsize=9)

@@ -658,7 +658,8 @@ def write_tensorboard(
 
     Args:
         folder: of a comparison, with runs.jsonl and details/.
-        log_dir: folder to write to; made if it is not there.
+        log_dir: folder to write to, made if it is not there; without a folder of the task's name in it, since
+            TensorBoard would show old and new as one.
         baseline: the loss that others are compared with; None: the task's own.
         losses: as of `write_report`.
 
@@ -667,12 +668,16 @@ def write_tensorboard(
 
     Raises:
         FileNotFoundError: there are no runs in `folder`.
+        ValueError: `log_dir` has a folder of the task's name.
     """
     from torch.utils.tensorboard import SummaryWriter
 
     notes: list[str] = []
-    for part in _parts(folder, baseline):
-        base = Path(log_dir) / _slug(part.summary.task)
+    parts = {Path(log_dir) / _slug(part.summary.task): part for part in _parts(folder, baseline)}
+    for base in parts:
+        if base.exists():
+            raise ValueError(f"`log_dir` must not hold {base.name} yet, got '{log_dir}'. Choose another, or delete it.")
+    for base, part in parts.items():
         for loss in part.losses:
             for run in part.tests(loss):
                 with SummaryWriter(str(base / _slug(loss) / f"seed {run.seed}")) as writer:

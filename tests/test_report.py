@@ -555,6 +555,11 @@ def test_tensorboard(tmp_path):
     assert len(rows.read_text().splitlines()) == 9
     (labels,) = folder.rglob("metadata.tsv")
     assert labels.read_text().splitlines() == ["a b"] * 9
+    with pytest.raises(ValueError) as error:  # noqa: PT011  # the whole message is below
+        write_tensorboard(tmp_path / "runs", tmp_path / "board")
+    assert str(error.value) == (
+        f"`log_dir` must not hold retrieval yet, got '{tmp_path / 'board'}'. Choose another, or delete it."
+    )
     board = EventAccumulator(str(tmp_path / "board/retrieval"), size_guidance={"images": 0})
     board.Reload()
     assert board.Tags()["images"] == RETRIEVAL_PICTURES
