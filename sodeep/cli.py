@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 import sodeep
+from sodeep._compare_cli import compare
 
 
 class _Group(click.Group):
@@ -84,6 +85,9 @@ def _setting(text: str) -> tuple[str, Any]:
 @click.version_option(sodeep.__version__, prog_name="sodeep")
 def main() -> None:
     """Differentiable ranks: train, look at and convert sorters."""
+
+
+main.add_command(compare)
 
 
 @main.command("train-sorter")

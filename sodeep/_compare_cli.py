@@ -1,0 +1,131 @@
+"""The command ``sodeep compare``."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from sodeep.compare import Run
+
+# sodeep.compare and the tasks are imported when the command runs, so that the other commands start fast
+
+
+@click.command("compare")
+@click.argument("task", metavar="TASK")
+@click.option("--loss", "losses", multiple=True, metavar="NAME", help="Repeatable.  [default: those of the task]")
+@click.option("--baseline", metavar="NAME", help="The loss that differences are taken to.  [default: that of the task]")
+@click.option("--seeds", type=click.IntRange(1), default=5, show_default=True, help="How many seeds, from 0.")
+@click.option(
+    "--data", type=click.Path(path_type=Path), help="Folder or file of the data.  [default: a small embedded set]"
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), help="Folder of the comparison.  [default: runs/TASK]"
+)
+@click.option("--epochs", type=click.IntRange(1), help="Passes over the training split.  [default: those of the task]")
+@click.option("--batch-size", type=click.IntRange(4), default=100, show_default=True, help="Items a step.")
+@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes, of one thread each.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, ...")
+@click.option("--quiet", is_flag=True, help="No progress, the table only.")
+def compare(
+    task: str,
+    losses: tuple[str, ...],
+    baseline: str | None,
+    seeds: int,
+    data: Path | None,
+    out: Path | None,
+    epochs: int | None,
+    batch_size: int,
+    jobs: int,
+    device: str,
+    quiet: bool,
+) -> None:
+    r"""Compare losses on TASK: retrieval, cross-modal, memorability, multi-label or toy.
+
+    Every loss gets the same features, batches and steps, and four settings, of which the best on the validation split
+    is tested: a learning rate and one hyper-parameter of its own. Finished runs are kept in the folder --out: started
+    again, the command goes on with what is missing, and more losses and seeds may be added.
+
+    \b
+    NAME is one of
+      mse, l1, huber, spearman:RANK           for memorability
+      bce, hinge                              for multi-label and toy
+      map:RANK, recall:RANK, smooth-ap, quantized-ap, fast-ap, sup-ap, recall-at-k,
+      multi-similarity, nt-xent, triplet...   for all but memorability
+      asp                                     for cross-modal
+      peer:torchsort, peer:smooth-ap...       of other packages, if installed
+      my_module:MyLoss                        your own
+      A+B                                     a sum, its weight tuned
+    RANK is laplace, sigmoid, blackbox, a shipped sorter, FILE.safetensors
+    or my_module:my_rank.
+
+    Example: sodeep compare memorability --loss mse --loss spearman:laplace --seeds 5
+    """
+    from sodeep import compare as comparing
+    from sodeep.report import write_report
+    from sodeep.tasks import TASKS
+
+    out = out or Path("runs") / task
+    names = list(losses)
+    if baseline is not None and baseline not in names:
+        # a baseline is compared too; without --loss, with the losses of the task
+        names = [baseline, *(names or (TASKS[task].losses if task in TASKS else ()))]
+    progress = None if quiet else _Progress()
+    try:
+        runs = comparing.compare(
+            task,
+            names or None,
+            out=out,
+            data=data,
+            seeds=seeds,
+            epochs=epochs,
+            batch_size=batch_size,
+            jobs=jobs,
+            device=device,
+            on_run=progress,
+        )
+    except comparing.ComparisonStopped as stop:
+        click.echo(f"\n{stop}", err=True)
+        sys.exit(130)
+    if progress is not None:
+        progress.end()
+    click.echo(comparing.text_table(comparing.summarise(runs, baseline)))
+    written = write_report(out, baseline=baseline, command="sodeep " + shlex.join(sys.argv[1:]))
+    click.echo(f"\nReport: {', '.join(str(file) for file in written.files.values())}")
+    for note in written.notes:
+        click.echo(note)
+
+
+class _Progress:
+    """A bar on stderr, and a line on stdout for each tested loss."""
+
+    def __init__(self) -> None:
+        self.terminal = sys.stderr.isatty()
+        self.bar = click.progressbar(length=1, file=sys.stderr, label="training")
+        self.shown = 0
+
+    def __call__(self, run: Run, done: int, total: int) -> None:
+        if run.stage == "test" or run.status == "failed":
+            self.end()
+            click.echo(self._line(run))
+        if self.terminal:
+            self.bar.length = total
+            self.bar.update(done - self.shown)
+        self.shown = done
+
+    def end(self) -> None:
+        """Clear the bar's line."""
+        if self.terminal:
+            click.echo("\r\033[K", nl=False, err=True)
+
+    def _line(self, run: Run) -> str:
+        settings = ", ".join(f"{name}={value}" for name, value in run.settings.items())
+        if run.status == "failed":
+            failure = run.failure or {}
+            return f"{run.loss}, seed {run.seed} ({settings}): failed at step {failure['step']}: {failure['reason']}"
+        name, value = next(iter(run.metrics.items()))
+        return f"{run.loss}, seed {run.seed}: {name} {value:.3f} ({settings})"

@@ -1,0 +1,785 @@
+"""Losses side by side: the same task, features, batches, steps and tuning budget for each, several seeds, the spread.
+
+For every seed and loss the four settings of the loss's grid (`sodeep.tasks.contenders`) are trained; the one that is
+best on the validation split is tested, once, on the test split. A seed fixes the split (where the data have none), the
+first weights, the batches and the dropout, the same for all losses: the losses of a seed differ in nothing else, and
+their differences to a baseline are paired.
+
+A `Run` is one training, or the test of the best of them. Runs are kept in a folder:
+
+* ``comparison.json``: what is compared, so that nothing else is mixed in.
+* ``runs.jsonl``: one run a line (`Run.to_json`), appended when it is done. A line that was cut off is not read.
+* ``details/*.npz``: arrays for pictures of the tested runs; `Run.details` names the file, relative to the folder.
+
+Started again on the same folder, a comparison goes on with what is missing.
+
+>>> import tempfile
+>>> with tempfile.TemporaryDirectory() as folder:
+...     runs = compare("memorability", ["mse", "spearman:laplace"], out=folder, seeds=2, epochs=1)
+...     summary = summarise(runs)
+>>> summary.losses, summary.baseline, summary.cells["mse", "Spearman"].n
+(['mse', 'spearman:laplace'], 'mse', 2)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import math
+import multiprocessing
+import os
+import re
+import signal
+import statistics
+import time
+import zlib
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import sodeep
+from sodeep._checks import check_at_least, check_choice
+from sodeep.checkpoint import write_atomic
+from sodeep.tasks import TASKS, Task
+from sodeep.tasks.base import BATCH_SIZE
+from sodeep.tasks.contenders import Contender, contender
+
+VALIDATIONS = 10
+"""How often in a training the validation split is looked at, for the learning curves; only the last one selects."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training with one setting ("tuning"), or the test of the chosen one ("test").
+
+    Attributes:
+        task: name in `sodeep.tasks.TASKS`.
+        data: what the data are called.
+        loss: as the user wrote it.
+        seed: of split, first weights and batches.
+        settings: the learning rate "lr" and the loss's own hyper-parameter, name -> value.
+        stage: "tuning": `metrics` are of the validation split; "test": of the test split, with the settings that were
+            best on the validation split; everything else is that of the training chosen.
+        status: "ok" or "failed".
+        metrics: name -> value, as in the task's `metrics`; empty if failed.
+        curves: name -> [(step, value), ...]: "loss/train", the mean since the point before, and "val/<metric>" for
+            each metric.
+        steps: how many were taken.
+        seconds_per_step: median over the steps, loss and encoder, forward and backward.
+        peak_memory: bytes that a step allocates at its peak, above what model and data hold; None if not measured.
+        device: where it ran.
+        details: file of arrays for pictures, relative to the folder of the comparison; None if there is none.
+        failure: of a failed run, {"step": int, "reason": str, "values": {name: value}}: what was not finite ("loss" or
+            "gradient norm"), or which error was raised.
+    """
+
+    task: str
+    data: str
+    loss: str
+    seed: int
+    settings: dict[str, Any]
+    stage: str
+    status: str
+    metrics: dict[str, float] = field(default_factory=dict)
+    curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    steps: int = 0
+    seconds_per_step: float | None = None
+    peak_memory: int | None = None
+    device: str = "cpu"
+    details: str | None = None
+    failure: dict[str, Any] | None = None
+
+    def to_json(self) -> str:
+        """One line of JSON. Values that are not finite, which JSON lacks, are strings such as "nan"."""
+        return json.dumps(_plain(asdict(self)), allow_nan=False)
+
+    @classmethod
+    def from_json(cls, line: str) -> Run:
+        """The run of a line that `to_json` wrote."""
+        values: dict[str, Any] = json.loads(line)
+        values["metrics"] = {name: float(value) for name, value in values["metrics"].items()}
+        values["curves"] = {
+            name: [(step, float(value)) for step, value in curve] for name, curve in values["curves"].items()
+        }
+        if values["failure"] is not None:
+            numbers = {name: float(value) for name, value in values["failure"]["values"].items()}
+            values["failure"] = {**values["failure"], "values": numbers}
+        return cls(**values)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_runs(folder: str | os.PathLike[str]) -> list[Run]:
+    """The runs kept in the folder of a comparison, in the order they were done; a cut-off line is left out.
+
+    Raises:
+        FileNotFoundError: no comparison there.
+    """
+    path = Path(folder) / "runs.jsonl"
+    if not path.is_file():
+        raise FileNotFoundError(f"`folder` must hold the runs.jsonl of a comparison, got {folder} without one.")
+    runs: dict[Any, Run] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        with contextlib.suppress(json.JSONDecodeError, KeyError, TypeError):
+            run = Run.from_json(line)
+            runs[_key_of(run)] = run  # a training that was lost before its test, and repeated, counts once
+    return list(runs.values())
+
+
+# ---- one training ----------------------------------------------------------------------------------------------------
+
+
+class _TrainingError(Exception):
+    """A training that cannot go on."""
+
+    def __init__(self, step: int, reason: str, **values: float) -> None:
+        super().__init__(step, reason, values)
+        self.step = step
+        self.failure = {"step": step, "reason": reason, "values": values}
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """What a worker process is told: strings and numbers only."""
+
+    task: str
+    data: str | None
+    loss: str
+    seed: int
+    settings: dict[str, Any]
+    folder: str
+    epochs: int
+    batch_size: int
+    device: str
+
+    @property
+    def weights(self) -> Path:
+        """Where the trained encoder is kept until the test."""
+        return Path(self.folder) / "weights" / f"{_file_name(self.loss, self.seed, self.settings)}.safetensors"
+
+
+def _file_name(loss: str, seed: int, settings: Mapping[str, Any] | None = None) -> str:
+    """A name that any file system takes; the checksum keeps names apart that look alike."""
+    text = json.dumps([loss, seed, settings], sort_keys=True)
+    return f"{re.sub(r'[^a-z0-9]+', '-', loss.lower()).strip('-')[:60]}-{seed}-{zlib.crc32(text.encode()):08x}"
+
+
+@functools.lru_cache(maxsize=1)  # jobs come seed by seed
+def _task(name: str, data: str | None, seed: int, batch_size: int, device: str) -> Task:
+    task = TASKS[name].load(data, seed, batch_size)
+    task.to(torch.device(device))
+    return task
+
+
+def _train(job: _Job) -> Run:
+    """Train with one setting, keep the weights, and judge on the validation split."""
+    task = _task(job.task, job.data, job.seed, job.batch_size, job.device)
+    run = Run(
+        job.task, task.data_name, job.loss, job.seed, job.settings, "tuning", "ok", device=_device_name(job.device)
+    )
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(job.seed)
+        step = 0
+        try:
+            training = _Training(task, contender(job.loss), job.settings, job.epochs, job.device)
+            for step in training:  # noqa: B007  # the step of a failure
+                pass
+        except _TrainingError as stop:
+            return replace(run, status="failed", failure=stop.failure, steps=stop.step)
+        except Exception as error:  # of a loss, whoever wrote it: it is marked, and the others go on
+            failure = {"step": step + 1, "reason": f"{type(error).__name__}: {error}", "values": {}}
+            return replace(run, status="failed", failure=failure, steps=step)
+    state = {name: value.contiguous().cpu() for name, value in training.model.state_dict().items()}
+    write_atomic(job.weights, safetensors.torch.save(state))
+    return replace(
+        run,
+        metrics=training.found,
+        curves=training.curves,
+        steps=step,
+        seconds_per_step=statistics.median(training.seconds),
+        peak_memory=training.peak_memory,
+    )
+
+
+class _Training:
+    """Iterating over it trains; every step is numbered from 1."""
+
+    def __init__(self, task: Task, loss: Contender, settings: Mapping[str, Any], epochs: int, device: str) -> None:
+        self.task = task
+        self.model = task.model().to(device)
+        self.terms = loss.terms(settings, task.accepts[0])
+        for _, _, term in self.terms:
+            if isinstance(term, nn.Module):
+                term.to(device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=settings["lr"], weight_decay=1e-4, fused=True)
+        self.steps = epochs * sum(1 for _ in task.batches(0))
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self._rate)
+        self.epochs = epochs
+        self.curves: dict[str, list[tuple[int, float]]] = {}
+        self.found: dict[str, float] = {}
+        self.seconds: list[float] = []
+        self.peak_memory: int | None = None
+
+    def _rate(self, step: int) -> float:
+        """Rise over the first twentieth of the steps, then fall along a cosine to zero."""
+        rise = max(1, self.steps // 20)
+        return min((step + 1) / rise, (1 + math.cos(math.pi * step / self.steps)) / 2)
+
+    def __iter__(self) -> Iterator[int]:
+        marks = {round(self.steps * i / VALIDATIONS) for i in range(1, VALIDATIONS + 1)}
+        values: list[float] = []
+        batches = (batch for epoch in range(self.epochs) for batch in self.task.batches(epoch))
+        for step, batch in enumerate(batches, 1):
+            if step == min(3, self.steps):  # the first steps allocate what stays
+                with _peak_memory(self.optimizer.param_groups[0]["params"][0].device) as peak:
+                    values.append(self._step(step, batch))
+                self.peak_memory = peak()
+            else:
+                start = time.perf_counter()
+                values.append(self._step(step, batch))
+                self.seconds.append(time.perf_counter() - start)
+            if step in marks:
+                self.found = self.task.evaluate(self.model, "val").metrics
+                self.curves.setdefault("loss/train", []).append((step, sum(values) / len(values)))
+                for name, value in self.found.items():
+                    self.curves.setdefault(f"val/{name}", []).append((step, value))
+                values = []
+            yield step
+
+    def _step(self, step: int, batch: Any) -> float:
+        self.optimizer.zero_grad(set_to_none=True)
+        apply = self.task.forward(self.model, batch)
+        loss = torch.stack([weight * apply[form](term) for weight, form, term in self.terms]).sum()
+        value = float(loss.detach())  # waits for the device
+        rate = float(self.schedule.get_last_lr()[0])
+        if not math.isfinite(value):
+            raise _TrainingError(step, "the loss is not finite", loss=value, lr=rate)
+        loss.backward()  # type: ignore[no-untyped-call]
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        norm = float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients])))
+        if not math.isfinite(norm):  # before it reaches the weights
+            raise _TrainingError(step, "the gradient is not finite", loss=value, lr=rate, **{"gradient norm": norm})
+        self.optimizer.step()
+        self.schedule.step()
+        return value
+
+
+@contextlib.contextmanager
+def _peak_memory(device: torch.device) -> Iterator[Callable[[], int]]:
+    """How many bytes are allocated at the peak of what is done inside, above what was before."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        yield lambda: torch.cuda.max_memory_allocated(device) - before
+    else:
+        with _LiveTensors() as live:
+            yield lambda: live.peak
+
+
+class _LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of the tensors that operators make inside and that are still alive.
+
+    Memory that a kernel takes and gives back within one call is not seen, nor what numpy takes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.sizes: dict[StorageWeakRef, int] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {ref for ref, _ in self._storages((args, kwargs))}
+        self.sizes = {ref: size for ref, size in self.sizes.items() if not ref.expired()}  # type: ignore[no-untyped-call]
+        self.sizes.update((ref, size) for ref, size in self._storages(result) if ref not in given)
+        self.peak = max(self.peak, sum(self.sizes.values()))
+        return result
+
+    @staticmethod
+    def _storages(tree: Any) -> Iterator[tuple[StorageWeakRef, int]]:
+        for leaf in tree_leaves(tree):
+            if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided:
+                storage = leaf.untyped_storage()
+                yield StorageWeakRef(storage), storage.nbytes()  # type: ignore[no-untyped-call]
+
+
+def _test(job: _Job, chosen: Run) -> Run:
+    """The weights of the setting chosen, on the test split."""
+    try:
+        return _tested(job, chosen)
+    except Exception as error:  # as in training: marked, and the others go on
+        failure = {"step": chosen.steps, "reason": f"in the test, {type(error).__name__}: {error}", "values": {}}
+        return replace(chosen, stage="test", status="failed", metrics={}, failure=failure)
+
+
+def _failed_test(training: Run) -> Run:
+    """No setting could be trained: so says the test, with the failure of the first."""
+    return replace(training, stage="test", settings={})
+
+
+def _tested(job: _Job, chosen: Run) -> Run:
+    task = _task(job.task, job.data, job.seed, job.batch_size, job.device)
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        model = task.model()
+    model.load_state_dict(safetensors.torch.load_file(job.weights))
+    found = task.evaluate(model.to(job.device), "test", details=True)
+    name = f"details/{_file_name(job.loss, job.seed)}.npz"
+    path = Path(job.folder) / name
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    with temporary.open("wb") as file:
+        np.savez_compressed(file, **found.details)  # type: ignore[arg-type]  # of numpy before 2.2
+    temporary.replace(path)
+    return replace(chosen, stage="test", metrics=found.metrics, details=name)
+
+
+def _device_name(device: str) -> str:
+    return torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else device
+
+
+# ---- many of them ----------------------------------------------------------------------------------------------------
+
+
+class ComparisonStopped(RuntimeError):  # noqa: N818  # as KeyboardInterrupt, it is not an error of the caller
+    """A comparison that ended before it was done; what was done is kept."""
+
+
+def compare(
+    task: str,
+    losses: Sequence[str] | None = None,
+    *,
+    out: str | os.PathLike[str],
+    data: str | os.PathLike[str] | None = None,
+    seeds: int | Sequence[int] = 3,
+    epochs: int | None = None,
+    batch_size: int = BATCH_SIZE,
+    jobs: int = 1,
+    device: str = "auto",
+    on_run: Callable[[Run, int, int], None] | None = None,
+) -> list[Run]:
+    """Train and test losses on a task, or go on with it.
+
+    Args:
+        task: name in `sodeep.tasks.TASKS`.
+        losses: names of losses, as `sodeep.tasks.contenders` reads them. None: those of the task.
+        out: folder of the comparison, made if need be. Runs found in it are not repeated; further losses and seeds may
+            be added.
+        data: path of the data, in a layout that the task reads. None: its small embedded set.
+        seeds: how many, from 0; or which.
+        epochs: passes over the training split, for every loss. None: those of the task.
+        batch_size: items a step, for every loss.
+        jobs: processes, of one thread each. 1 stays in this process. As they are spawned, a script that asks for more
+            needs the usual ``if __name__ == "__main__":``.
+        device: "auto" (a GPU if there is one), "cpu", "cuda", ...
+        on_run: called with each run when it is done, with how many are done by then, and with how many there will be.
+
+    Returns:
+        All runs of these losses and seeds, those found in the folder included: four of the stage "tuning" for each
+        loss and seed, and one of the stage "test". A loss that turns NaN, or raises an error, is marked as failed with
+        the step and the values; the others go on. If all settings of a loss fail, so does its test.
+
+    Raises:
+        ValueError: an unknown task, loss or device, a loss that does not fit the task, data in another layout, a folder
+            with another comparison.
+        FileNotFoundError: no data there, or no such sorter file.
+        ComparisonStopped: interrupted, or a worker process died. What was done is kept.
+    """
+    check_choice(task, TASKS, "task")
+    kind = TASKS[task]
+    losses = list(dict.fromkeys(kind.losses if losses is None else losses))
+    if not losses:
+        raise ValueError(f"`losses` must name at least one loss, got none. None stands for {', '.join(kind.losses)}.")
+    contenders = {loss: contender(loss) for loss in losses}
+    for loss, entry in contenders.items():
+        _check_fits(loss, entry, kind)
+    if isinstance(seeds, int):
+        check_at_least(seeds, 1, "seeds")
+        seeds = range(seeds)
+    for seed in seeds:
+        check_at_least(seed, 0, "seeds")
+    epochs = kind.epochs if epochs is None else epochs
+    check_at_least(epochs, 1, "epochs")
+    check_at_least(jobs, 1, "jobs")
+    place = _device(device)
+
+    path = None if data is None else os.fspath(data)
+    loaded = _task(task, path, seeds[0], batch_size, place)  # wrong data end here, not in a worker
+    folder = Path(out)
+    _claim(folder, {"task": task, "data": loaded.data_name, "epochs": epochs, "batch_size": batch_size})
+    work = {
+        (loss, seed): [
+            _Job(task, path, loss, seed, settings, str(folder), epochs, batch_size, place)
+            for settings in contenders[loss].grid(kind.rates)
+        ]
+        for seed in seeds
+        for loss in losses
+    }
+    return _Comparison(folder, kind.headline, work, on_run).run(jobs)
+
+
+def _check_fits(loss: str, entry: Contender, kind: type[Task]) -> None:
+    wrong = entry.forms - {"", *kind.accepts}
+    if wrong:
+        raise ValueError(
+            f"`loss` must fit the {kind.name} task, got {loss!r}, a loss of another kind. "
+            f"Those compared by default are {', '.join(kind.losses)}."
+        )
+
+
+def _device(device: str) -> str:
+    """The name of a device that is there."""
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA raises AssertionError
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"`device` must be a device of this machine, got {device!r}: {reason}") from None
+    return device
+
+
+def _claim(folder: Path, what: dict[str, Any]) -> None:
+    """Make the folder, or check that the comparison in it is this one."""
+    for part in ("details", "weights"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    path = folder / "comparison.json"
+    if not path.exists():
+        versions = {"sodeep": sodeep.__version__, "torch": torch.__version__}
+        write_atomic(path, json.dumps({**what, **versions}, indent=2).encode())
+        return
+    found = json.loads(path.read_text(encoding="utf-8"))
+    for name, value in what.items():
+        if found.get(name) != value:
+            raise ValueError(
+                f"`out` {folder} holds a comparison with {name} {found.get(name)!r}, not {value!r}. "
+                "Choose another folder, or delete it."
+            )
+
+
+def _key(loss: str, seed: int, settings: Mapping[str, Any] | None) -> tuple[str, int, str]:
+    """What makes a run: settings of a training, None for the test."""
+    return loss, seed, json.dumps(settings, sort_keys=True)
+
+
+def _key_of(run: Run) -> tuple[str, int, str]:
+    return _key(run.loss, run.seed, run.settings if run.stage == "tuning" else None)
+
+
+class _Comparison:
+    """The runs of a folder, and those still to be done."""
+
+    def __init__(
+        self,
+        folder: Path,
+        headline: str,
+        work: Mapping[tuple[str, int], Sequence[_Job]],
+        on_run: Callable[[Run, int, int], None] | None,
+    ) -> None:
+        self.path = folder / "runs.jsonl"
+        self.headline = headline
+        self.work = work
+        self.on_run = on_run
+        found = read_runs(folder) if self.path.exists() else []
+        self.done = {_key_of(run): run for run in found}
+        self.wanted = [
+            _key(loss, seed, settings)
+            for (loss, seed), trainings in work.items()
+            for settings in (*(job.settings for job in trainings), None)
+        ]
+        if self.path.exists() and not self.path.read_bytes().endswith(b"\n"):
+            with self.path.open("ab") as file:  # ends a line that was cut off
+                file.write(b"\n")
+
+    def run(self, jobs: int) -> list[Run]:
+        """Do what is missing."""
+        queue: deque[_Call] = deque()
+        for (loss, seed), trainings in self.work.items():
+            if _key(loss, seed, None) in self.done:
+                continue
+            missing = [job for job in trainings if not self._trained(job)]
+            queue.extend((_train, job) for job in missing)
+            if not missing:
+                queue.append(self._test_call(loss, seed))
+        try:
+            for run in _results(queue, jobs):
+                self._keep(run)
+                trainings = self.work[run.loss, run.seed]
+                if run.stage == "tuning" and all(self._trained(job) for job in trainings):
+                    queue.appendleft(self._test_call(run.loss, run.seed))
+        except KeyboardInterrupt:
+            raise ComparisonStopped(self._kept("Stopped")) from None
+        except BrokenProcessPool:
+            reason = "A worker process died, perhaps for want of memory (try fewer jobs)"
+            raise ComparisonStopped(self._kept(reason)) from None
+        return [self.done[key] for key in self.wanted]
+
+    def _trained(self, job: _Job) -> bool:
+        run = self.done.get(_key(job.loss, job.seed, job.settings))
+        return run is not None and (run.status == "failed" or job.weights.exists())
+
+    def _test_call(self, loss: str, seed: int) -> _Call:
+        """The test of the setting that is best on the validation split; the first of equals."""
+        trainings = {job: self.done[_key(loss, seed, job.settings)] for job in self.work[loss, seed]}
+        ok = {job: run for job, run in trainings.items() if run.status == "ok"}
+        if not ok:
+            return _failed_test, next(iter(trainings.values()))
+        best = max(ok, key=lambda job: ok[job].metrics[self.headline])
+        return _test, best, ok[best]
+
+    def _keep(self, run: Run) -> None:
+        """Append the run; after a test, the weights are no longer needed."""
+        self.done[_key_of(run)] = run
+        with self.path.open("ab") as file:
+            file.write(run.to_json().encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        if run.stage == "test":
+            for job in self.work[run.loss, run.seed]:
+                job.weights.unlink(missing_ok=True)
+        if self.on_run is not None:
+            self.on_run(run, sum(key in self.done for key in self.wanted), len(self.wanted))
+
+    def _kept(self, reason: str) -> str:
+        kept = sum(key in self.done for key in self.wanted)
+        return f"{reason}. {kept} of {len(self.wanted)} runs are kept in {self.path.parent}: start again to go on."
+
+
+_Call = tuple[Any, ...]  # a function and its arguments
+
+
+def _results(queue: deque[_Call], jobs: int) -> Iterator[Run]:
+    """Results of the calls in the queue as they come; more may be queued meanwhile."""
+    if jobs == 1:
+        while queue:
+            function, *arguments = queue.popleft()
+            yield function(*arguments)
+        return
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _one_thread)
+    running: set[Future[Run]] = set()
+    try:
+        while queue or running:
+            while queue and len(running) <= jobs:  # one waits, so that no process does
+                running.add(pool.submit(*queue.popleft()))
+            ready, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in ready:
+                yield future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _one_thread() -> None:
+    """In a worker process: Ctrl-C ends it without a word, the parent has one."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    torch.set_num_threads(1)
+
+
+# ---- statistics ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One metric of one loss, over the seeds.
+
+    Attributes:
+        n: seeds with a value.
+        mean: over them.
+        sd: standard deviation over them (n - 1); NaN for a single one.
+        difference: mean over the seeds that baseline and loss share of loss minus baseline; None for the baseline
+            itself, and without a shared seed.
+        low: end of the 95% interval of the difference (Student's t on the paired differences); NaN for one seed.
+        high: its other end.
+        best: whether no loss has a better mean.
+    """
+
+    n: int
+    mean: float
+    sd: float
+    difference: float | None
+    low: float
+    high: float
+    best: bool
+
+    @property
+    def differs(self) -> bool:
+        """Whether the interval of the difference leaves out 0."""
+        return self.difference is not None and (self.low > 0 or self.high < 0)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the tables show.
+
+    Attributes:
+        task: name.
+        data: what the data are called.
+        baseline: the loss that differences are taken to.
+        metrics: name -> whether higher is better, most important first.
+        losses: in the order they were asked for.
+        seeds: all that occur.
+        cells: (loss, metric) -> figures; a loss without a finished test has none.
+        settings: loss -> how often each setting was chosen, most often first.
+        seconds_per_step: loss -> median over its tested runs.
+        peak_memory: loss -> median bytes a step, None if not measured.
+        failed: trainings that failed, those of settings not chosen included.
+        device: where the runs ran.
+    """
+
+    task: str
+    data: str
+    baseline: str
+    metrics: dict[str, bool]
+    losses: list[str]
+    seeds: list[int]
+    cells: dict[tuple[str, str], Cell]
+    settings: dict[str, list[tuple[dict[str, Any], int]]]
+    seconds_per_step: dict[str, float]
+    peak_memory: dict[str, int | None]
+    failed: list[Run]
+    device: str
+
+
+def summarise(runs: Sequence[Run], baseline: str | None = None) -> Summary:
+    """Mean, spread and paired difference to a baseline of every loss and metric, of the tested runs.
+
+    Args:
+        runs: of one task, as `compare` returns them or `read_runs` reads them.
+        baseline: a loss among them. None: the task's, or the first there is.
+
+    Raises:
+        ValueError: no run, runs of several tasks or data sets, a baseline that is not among them.
+    """
+    if not runs:
+        raise ValueError("`runs` must hold at least one run, got none.")
+    if kinds := {(run.task, run.data) for run in runs} - {(runs[0].task, runs[0].data)}:
+        raise ValueError(
+            f"`runs` must be of one task on one data set, got {(runs[0].task, runs[0].data)} and {min(kinds)}."
+        )
+    losses = list(dict.fromkeys(run.loss for run in runs))
+    task = TASKS[runs[0].task]
+    if baseline is None:
+        baseline = task.baseline if task.baseline in losses else losses[0]
+    check_choice(baseline, losses, "baseline")
+    tested = [run for run in runs if run.stage == "test" and run.status == "ok"]
+    metrics = {name: up for name, up in task.metrics.items() if any(name in run.metrics for run in tested)}
+    values = {
+        (loss, metric): {run.seed: run.metrics[metric] for run in tested if run.loss == loss and metric in run.metrics}
+        for loss in losses
+        for metric in metrics
+    }
+    means = {key: statistics.fmean(found.values()) for key, found in values.items() if found}
+    best = {
+        metric: (max if up else min)((mean for (_, name), mean in means.items() if name == metric), default=math.nan)
+        for metric, up in metrics.items()
+    }
+    of = {loss: [run for run in tested if run.loss == loss] for loss in losses}
+    memory = {loss: [run.peak_memory for run in own if run.peak_memory is not None] for loss, own in of.items()}
+    counts = {loss: Counter(json.dumps(run.settings) for run in own) for loss, own in of.items()}
+    return Summary(
+        task=runs[0].task,
+        data=runs[0].data,
+        baseline=baseline,
+        metrics=metrics,
+        losses=losses,
+        seeds=sorted({run.seed for run in runs}),
+        cells={
+            (loss, metric): _cell(found, values[baseline, metric], loss == baseline, best[metric])
+            for (loss, metric), found in values.items()
+            if found
+        },
+        settings={loss: [(json.loads(text), n) for text, n in count.most_common()] for loss, count in counts.items()},
+        seconds_per_step={loss: _median(run.seconds_per_step for run in own) for loss, own in of.items() if own},
+        peak_memory={loss: int(statistics.median(own)) if own else None for loss, own in memory.items()},
+        failed=[run for run in runs if run.status == "failed" and run.stage == "tuning"],
+        device=runs[0].device,
+    )
+
+
+def _median(values: Iterable[float | None]) -> float:
+    return statistics.median([value for value in values if value is not None] or [math.nan])
+
+
+def _cell(own: Mapping[int, float], base: Mapping[int, float], is_baseline: bool, best: float) -> Cell:
+    mean = statistics.fmean(own.values())
+    sd = statistics.stdev(own.values()) if len(own) > 1 else math.nan
+    pairs = [] if is_baseline else [own[seed] - base[seed] for seed in own if seed in base]
+    difference = statistics.fmean(pairs) if pairs else None
+    low = high = math.nan
+    if difference is not None and len(pairs) > 1:
+        from scipy.stats import t
+
+        half = float(t.ppf(0.975, len(pairs) - 1)) * statistics.stdev(pairs) / math.sqrt(len(pairs))
+        low, high = difference - half, difference + half
+    return Cell(len(own), mean, sd, difference, low, high, mean == best)
+
+
+def text_table(summary: Summary) -> str:
+    """The summary as plain text.
+
+    A line a loss, a column a metric: mean and standard deviation over the seeds; ``*`` the best mean. Then the paired
+    difference to the baseline with its 95% interval, of the most important metric. Many metrics make several tables.
+    """
+    seeds = f"{len(summary.seeds)} seed{'s' * (len(summary.seeds) != 1)}"
+    blocks = [f"{summary.task} on {summary.data}: mean ± sd of {seeds}, * = best mean"]
+    names = list(summary.metrics)
+    for start in range(0, max(1, len(names)), 6):
+        blocks.append(_block(summary, names[start : start + 6], with_difference=start == 0))
+    blocks.append("\n".join(_failure_note(run) for run in summary.failed))
+    return "\n\n".join(filter(None, blocks))
+
+
+def _block(summary: Summary, metrics: Sequence[str], with_difference: bool) -> str:
+    rows = [["loss", *(f"{name} {'↑' if summary.metrics[name] else '↓'}" for name in metrics)]]
+    if with_difference and metrics:
+        rows[0] += [f"{metrics[0]} - {summary.baseline}", "ms/step"]
+    for loss in summary.losses:
+        cells = [summary.cells.get((loss, metric)) for metric in metrics]
+        row = [loss, *("" if cell is None else _figure(cell) for cell in cells)]
+        if not any(cells):
+            row = [loss, "failed"]
+        elif with_difference:
+            row.append(_difference(cells[0], loss == summary.baseline))
+            row.append(f"{1000 * summary.seconds_per_step[loss]:.1f}")
+        rows.append(row)
+    widths = [max(len(row[i]) for row in rows if i < len(row)) for i in range(len(rows[0]))]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=False)).rstrip() for row in rows]
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+
+def _figure(cell: Cell) -> str:
+    spread = "" if math.isnan(cell.sd) else f" ± {cell.sd:.3f}"
+    return f"{cell.mean:.3f}{spread}{'*' if cell.best else ''}"
+
+
+def _difference(cell: Cell | None, is_baseline: bool) -> str:
+    if is_baseline:
+        return "baseline"
+    if cell is None or cell.difference is None:
+        return ""
+    interval = "" if math.isnan(cell.low) else f" [{cell.low:+.3f}, {cell.high:+.3f}]"
+    return f"{cell.difference:+.3f}{interval}"
+
+
+def _failure_note(run: Run) -> str:
+    failure = run.failure or {}
+    values = ", ".join(f"{name} {value:.4g}" for name, value in failure.get("values", {}).items())
+    settings = ", ".join(f"{name}={value}" for name, value in run.settings.items())
+    where = f"{run.loss} ({settings}, seed {run.seed}) failed at step {failure.get('step')}"
+    return f"{where}: {failure.get('reason')}{f' ({values})' if values else ''}"

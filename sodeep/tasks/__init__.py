@@ -1,0 +1,63 @@
+"""The tasks that ranking losses were published for, small enough for two CPU cores.
+
+A task is data, a small encoder, a step that applies a loss, and exact evaluation (`sodeep.metrics`):
+
+* ``retrieval``: pictures of classes never seen in training find their like.
+* ``cross-modal``: pictures find their captions and captions their pictures.
+* ``memorability``: a score is predicted, judged by the order it gives.
+* ``multi-label``: every label ranks the examples, judged by mean average precision.
+* ``toy``: points of two classes and a linear scorer, beside a linear support vector machine.
+
+Where things are: `Task`, `Evaluation`, `Layout` and the four kinds of data (`RetrievalData`, ...) are in
+`sodeep.tasks.base`, one task in each module beside it, losses by name in `sodeep.tasks.contenders`, readers of
+published data layouts in `sodeep.tasks.layouts`. `sodeep.compare` trains the tasks with losses and keeps one
+`sodeep.compare.Run` for each training; `sodeep.report` makes tables and pictures of them.
+
+>>> task = TASKS["memorability"].load(seed=0)  # no data given: a small embedded set
+>>> task.data_name
+'synthetic memorability (generated, no real data)'
+"""
+
+from __future__ import annotations
+
+from sodeep.tasks.base import (
+    CrossModalData,
+    Evaluation,
+    Layout,
+    MemorabilityData,
+    MultiLabelData,
+    RetrievalData,
+    Task,
+    read_data,
+)
+from sodeep.tasks.cross_modal import CrossModal
+from sodeep.tasks.memorability import Memorability
+from sodeep.tasks.multi_label import MultiLabel
+from sodeep.tasks.retrieval import Retrieval
+from sodeep.tasks.toy import Toy
+
+TASKS: dict[str, type[Task]] = {
+    "retrieval": Retrieval,
+    "cross-modal": CrossModal,
+    "memorability": Memorability,
+    "multi-label": MultiLabel,
+    "toy": Toy,
+}
+"""The tasks by name."""
+
+__all__ = [
+    "TASKS",
+    "CrossModal",
+    "CrossModalData",
+    "Evaluation",
+    "Layout",
+    "Memorability",
+    "MemorabilityData",
+    "MultiLabel",
+    "MultiLabelData",
+    "Retrieval",
+    "RetrievalData",
+    "Task",
+    "Toy",
+    "read_data",
+]

@@ -1,0 +1,278 @@
+"""What a task is, and the plain data it is made of."""
+
+from __future__ import annotations
+
+import zipfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from sodeep._checks import check_at_least, describe
+
+SPLITS = ("train", "val", "test")
+"""Losses are trained on the first, settings chosen on the second, figures taken on the third."""
+
+BATCH_SIZE = 100
+"""Items a step: the length of list that the shipped sorters of one length take."""
+
+Array = NDArray[Any]
+Loss = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class RetrievalData:
+    """Items of classes. Classes of "test" occur in no other split.
+
+    Attributes:
+        name: what the report calls it.
+        items: pictures, uint8 (N, H, W) or (N, H, W, 3); or features, floating point (N, d).
+        labels: (N,) of any kind, the class of each item.
+        split: (N,), "train", "val" or "test". Without a "val", some classes of "train" are taken for it.
+        query: (N,) bool, who asks. Where a split has items that do not ask, it is only those that are found; else, and
+            for None, everyone is, by the others.
+        pictures: uint8 (N, H, W[, 3]) to show where `items` are features; None: `items`, if pictures.
+    """
+
+    name: str
+    items: Array
+    labels: Array
+    split: Array
+    query: Array | None = None
+    pictures: Array | None = None
+
+
+@dataclass(frozen=True)
+class CrossModalData:
+    """Pictures with one or more captions each.
+
+    Attributes:
+        name: what the report calls it.
+        items: pictures, uint8 (N, H, W[, 3]); or their features, floating point (N, d).
+        captions: M texts; or their features, floating point (M, e).
+        owner: (M,) index of the picture of each caption.
+        split: (N,), "train", "val" or "test", of the pictures.
+        codes: bool (N, C), graded relevance: two pictures mean the same in so far as their codes overlap (keywords,
+            object classes); None if there are none.
+        pictures: as of `RetrievalData`.
+    """
+
+    name: str
+    items: Array
+    captions: Sequence[str] | Array
+    owner: Array
+    split: Array
+    codes: Array | None = None
+    pictures: Array | None = None
+
+
+@dataclass(frozen=True)
+class MemorabilityData:
+    """Things with a score each.
+
+    Attributes:
+        name: what the report calls it.
+        target: (N,) floating point.
+        texts: N texts or None.
+        features: floating point (N, d) or None; one of both is given, or both.
+        split: (N,), "train", "val" or "test"; None: drawn with the seed, 60 : 20 : 20.
+    """
+
+    name: str
+    target: Array
+    texts: Sequence[str] | None = None
+    features: Array | None = None
+    split: Array | None = None
+
+
+@dataclass(frozen=True)
+class MultiLabelData:
+    """Examples with any number of labels each.
+
+    Attributes:
+        name: what the report calls it.
+        labels: bool (N, C).
+        label_names: C names.
+        texts: N texts or None.
+        features: floating point (N, d) or None.
+        items: pictures, uint8 (N, H, W[, 3]), or None; exactly one of the three is given.
+        split: (N,), "train", "val" or "test"; None: drawn with the seed, 60 : 20 : 20.
+        known: bool (N, C), which labels count (the "difficult" ones of VOC do not); None: all.
+    """
+
+    name: str
+    labels: Array
+    label_names: Sequence[str]
+    texts: Sequence[str] | None = None
+    features: Array | None = None
+    items: Array | None = None
+    split: Array | None = None
+    known: Array | None = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a data set lies on disk, and how to read it.
+
+    Attributes:
+        expects: one line: the files a folder (or file) of this layout has, and where they come from.
+        found: whether a path that exists is of this layout; only looks, reads little.
+        read: the data. Errors name the file.
+    """
+
+    expects: str
+    found: Callable[[Path], bool]
+    read: Callable[[Path], Any]
+
+
+def read_data(path: str | Path, layouts: Mapping[str, Layout], task: str) -> Any:
+    """The data at `path`, in whichever of the `layouts` it is.
+
+    Raises:
+        FileNotFoundError: nothing there. The message says what may be there.
+        ValueError: a layout that none of them is. The message says what was expected and what was found.
+    """
+    path = Path(path)
+    known = "\n".join(f"  {name}: {layout.expects}" for name, layout in layouts.items())
+    if not path.exists():
+        raise FileNotFoundError(f"`data` {path} does not exist. The {task} task reads:\n{known}")
+    for layout in layouts.values():
+        if layout.found(path):
+            return layout.read(path)
+    if path.is_dir():
+        names = sorted(entry.name + "/" * entry.is_dir() for entry in path.iterdir())
+        held = f"a folder with {', '.join(names[:8] + ['...'] * (len(names) > 8))}" if names else "an empty folder"
+    else:
+        held = f"a file of {path.stat().st_size} bytes"
+    raise ValueError(f"`data` {path} must be in a layout that the {task} task reads, got {held}. It reads:\n{known}")
+
+
+def npz_files(path: Path) -> list[Path]:
+    """The .npz at `path`, or those in the folder `path`."""
+    files = [path] if path.is_file() else sorted(path.glob("*.npz"))
+    return [file for file in files if file.suffix == ".npz" and zipfile.is_zipfile(file)]
+
+
+def npz_names(file: Path) -> set[str]:
+    """The names of the arrays in an .npz."""
+    with zipfile.ZipFile(file) as archive:
+        return {name.removesuffix(".npy") for name in archive.namelist()}
+
+
+def indices_of(split: Array) -> dict[str, Tensor]:
+    """Indices of the items of each split, in order."""
+    indices = {name: torch.from_numpy(np.flatnonzero(split == name)) for name in SPLITS}
+    for name, members in indices.items():
+        if len(members) < 2:
+            raise ValueError(f"`split` must have two items or more in {name!r}, got {len(members)} of {len(split)}.")
+    return indices
+
+
+def drawn_split(n: int, seed: int) -> Array:
+    """60 : 20 : 20, drawn with the seed."""
+    place = np.random.default_rng([seed, 2]).permutation(n) / n
+    return np.select([place < 0.6, place < 0.8], ["train", "val"], "test")
+
+
+def with_validation(split: Array, seed: int, share: float = 0.15) -> Array:
+    """The split itself if it has a "val", else with a share of "train" drawn for it."""
+    unknown = set(np.unique(split)) - set(SPLITS)
+    if unknown:
+        raise ValueError(f"`split` must hold train, val and test only, got {describe(sorted(unknown)[0])}.")
+    if (split == "val").any():
+        return split
+    train = np.flatnonzero(split == "train")
+    chosen = np.random.default_rng([seed, 3]).permutation(train)[: round(share * len(train))]
+    return np.where(np.isin(np.arange(len(split)), chosen), "val", split)
+
+
+def split_classes(split: Array, labels: Array, seed: int, share: float = 0.2) -> Array:
+    """The split itself if it has a "val", else with whole classes of "train" drawn for it, two at least."""
+    if (split == "val").any():
+        return split
+    train = np.unique(labels[split == "train"])
+    chosen = np.random.default_rng([seed, 3]).permutation(train)[: max(2, round(share * len(train)))]
+    return np.where((split == "train") & np.isin(labels, chosen), "val", split)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What an evaluation found.
+
+    Attributes:
+        metrics: name -> value.
+        details: small arrays for pictures, saved as the ``.npz`` of a run; each task's docstring lists its own.
+    """
+
+    metrics: dict[str, float]
+    details: dict[str, Array] = field(default_factory=dict)
+
+
+class Task(ABC):
+    """Data, an encoder and its evaluation; the same for every loss.
+
+    A seed fixes the split (where the data have none), the first weights and the batches, so that the losses of a seed
+    differ in nothing but the loss: their differences are paired.
+    """
+
+    name: ClassVar[str]
+    metrics: ClassVar[dict[str, bool]]
+    """Every metric `evaluate` may give, most important first -> whether higher is better."""
+    headline: ClassVar[str]
+    """The metric that settings are chosen by, on the validation split; higher is better."""
+    baseline: ClassVar[str]
+    """The loss that others are compared with, unless the user says another."""
+    losses: ClassVar[tuple[str, ...]]
+    """The losses compared by default; the baseline is one of them."""
+    accepts: ClassVar[tuple[str, ...]]
+    """Forms of losses that fit, see `sodeep.tasks.contenders`; the first is that of a user's own loss."""
+    epochs: ClassVar[int]
+    """Passes over the training split, by default."""
+    rates: ClassVar[tuple[float, float]]
+    """Lowest and highest learning rate of the tuning grid of every loss."""
+
+    data_name: str
+
+    def __init__(self, split: Array, seed: int, batch_size: int) -> None:
+        check_at_least(batch_size, 4, "batch_size")
+        self.index = indices_of(split)
+        self.seed = seed
+        self.batch_size = min(batch_size, len(self.index["train"]))
+
+    @classmethod
+    @abstractmethod
+    def load(cls, data: str | Path | None = None, seed: int = 0, batch_size: int = BATCH_SIZE) -> Task:
+        """The task on the data at a path, or on a small embedded set for None."""
+
+    def to(self, device: torch.device) -> None:
+        """Move the inputs there: every tensor that is an attribute."""
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(self, name, value.to(device))
+
+    def batches(self, epoch: int) -> Iterator[Array]:
+        """Training items of each batch of an epoch, a function of the seed and the epoch alone.
+
+        Full batches of a shuffle; what is left over waits for the next one.
+        """
+        order = np.random.default_rng([self.seed, epoch]).permutation(self.index["train"].numpy())
+        for start in range(0, len(order) - self.batch_size + 1, self.batch_size):
+            yield order[start : start + self.batch_size]
+
+    @abstractmethod
+    def model(self) -> nn.Module:
+        """A new encoder. Draws its weights from torch's global generator."""
+
+    @abstractmethod
+    def forward(self, model: nn.Module, batch: Array) -> dict[str, Callable[[Loss], Tensor]]:
+        """Encode a batch; for every form in `accepts`, what applies a loss of that form to it."""
+
+    @abstractmethod
+    def evaluate(self, model: nn.Module, split: str, details: bool = False) -> Evaluation:
+        """Exact metrics on a split, with the arrays for pictures if asked."""

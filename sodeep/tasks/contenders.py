@@ -1,0 +1,308 @@
+"""Losses by name, and the few settings each is tuned over: the same number for every loss.
+
+A name is one of
+
+* `LOSSES`, such as ``smooth-ap``;
+* ``LOSS:RANK``, one of `RANK_LOSSES` over a rank function: of `RANKS`, a shipped sorter, a sorter file or
+  ``module:attribute``, such as ``map:lstm`` or ``spearman:my.safetensors``;
+* ``peer:NAME``, a loss of another package (`PEERS`), if that is installed;
+* ``module:attribute``, a loss of your own: a callable, or a class that takes no arguments;
+* ``A+B``, the sum of two or more of these, of which the weight of all but the first is tuned.
+
+>>> contender("spearman:laplace").grid(rates=(0.001, 0.008))
+[{'lr': 0.001, 'value_weight': 0.1}, {'lr': 0.001, 'value_weight': 1.0},
+ {'lr': 0.008, 'value_weight': 0.1}, {'lr': 0.008, 'value_weight': 1.0}]
+>>> contender("mse").grid(rates=(0.001, 0.008))
+[{'lr': 0.001}, {'lr': 0.002}, {'lr': 0.004}, {'lr': 0.008}]
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sodeep import losses as losses_
+from sodeep.checkpoint import list_sorters, load_sorter
+from sodeep.ranks import RankFunction, blackbox_rank, laplace_rank, sigmoid_rank
+from sodeep.tasks.base import Loss
+
+FORMS = {
+    "target": "loss(scores (n,), target (n,)): regression",
+    "relevant": "loss(scores (Q, N), relevant (Q, N) bool)",
+    "semantic": "loss(scores (Q, N), graded relevance (Q, N))",
+    "embeddings": "loss(embeddings (n, d), labels (n,))",
+}
+"""How losses are called. A user's own loss is called in the form of the task: the first of `Task.accepts`."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A loss to be compared.
+
+    Attributes:
+        build: makes the loss; takes the hyper-parameter that is tuned.
+        own: its name and the two values tried; None: it has none, and more learning rates are tried.
+        form: key of `FORMS`; "": that of the task.
+        parts: of a sum, its terms; the second and later ones have the tuned "weight".
+    """
+
+    build: Callable[..., Loss]
+    own: tuple[str, tuple[Any, Any]] | None = None
+    form: str = "relevant"
+    parts: tuple[Contender, ...] = ()
+
+    def grid(self, rates: tuple[float, float]) -> list[dict[str, Any]]:
+        """Four settings: both rates with both values of its own; or, without any, four rates over the same range."""
+        low, high = rates
+        if self.own is None:
+            return [{"lr": float(f"{low * (high / low) ** (i / 3):.3g}")} for i in range(4)]
+        name, values = self.own
+        return [{"lr": rate, name: value} for rate in rates for value in values]
+
+    def terms(self, settings: Mapping[str, Any], default_form: str) -> list[tuple[float, str, Loss]]:
+        """Weight, form and loss of each term, with the hyper-parameter of `settings`."""
+        own = {name: value for name, value in settings.items() if name != "lr"}
+        if not self.parts:
+            return [(1.0, self.form or default_form, self.build(**own))]
+        weights = [1.0] + [own["weight"]] * (len(self.parts) - 1)
+        return [
+            (weight, part.form or default_form, part.build()) for weight, part in zip(weights, self.parts, strict=True)
+        ]
+
+    @property
+    def forms(self) -> set[str]:
+        """The forms of all terms, "" included."""
+        return {part.form for part in self.parts or (self,)}
+
+
+def _bce(scores: Tensor, relevant: Tensor, where: Tensor | None = None) -> Tensor:
+    """Binary cross-entropy of scores as logits, over the real items."""
+    terms = nn.functional.binary_cross_entropy_with_logits(scores, relevant.to(scores.dtype), reduction="none")
+    return terms.mean() if where is None else terms[where].mean()
+
+
+def _hinge(scores: Tensor, relevant: Tensor, where: Tensor | None = None) -> Tensor:
+    """The loss of a support vector machine, over the real items."""
+    terms = (1 - scores * (2 * relevant.to(scores.dtype) - 1)).relu()
+    return terms.mean() if where is None else terms[where].mean()
+
+
+def _scaled_n_pairs(scale: float = 10.0) -> Loss:
+    """N-pairs was made for dot products; cosines, in [-1, 1], need a scale."""
+    loss = losses_.NPairsLoss()
+
+    def scaled(scores: Tensor, relevant: Tensor, where: Tensor | None = None) -> Any:
+        return loss(scale * scores, relevant, where)
+
+    return scaled
+
+
+LOSSES: dict[str, Contender] = {
+    # regression
+    "mse": Contender(nn.MSELoss, form="target"),
+    "l1": Contender(nn.L1Loss, form="target"),
+    "huber": Contender(nn.HuberLoss, ("delta", (0.05, 0.2)), form="target"),
+    # every item by itself
+    "bce": Contender(lambda: _bce),
+    "hinge": Contender(lambda: _hinge),
+    # retrieval
+    "smooth-ap": Contender(losses_.SmoothAPLoss, ("tau", (0.01, 0.05))),
+    "quantized-ap": Contender(losses_.QuantizedAPLoss, ("num_bins", (10, 20))),
+    "fast-ap": Contender(losses_.FastAPLoss, ("num_bins", (10, 20))),
+    "sup-ap": Contender(losses_.SupAPLoss, ("tau", (0.01, 0.05))),
+    "recall-at-k": Contender(losses_.RecallAtKLoss, ("tau_rank", (0.01, 0.05))),
+    "asp": Contender(losses_.ASPLoss, ("tau", (0.01, 0.05)), form="semantic"),
+    # pairs
+    "contrastive": Contender(losses_.ContrastiveLoss, ("neg_margin", (0.3, 0.6))),
+    "triplet": Contender(losses_.TripletLoss, ("margin", (0.1, 0.2))),
+    "triplet-semihard": Contender(functools.partial(losses_.TripletLoss, mining="semihard"), ("margin", (0.1, 0.2))),
+    "triplet-hard": Contender(functools.partial(losses_.TripletLoss, mining="hard"), ("margin", (0.1, 0.2))),
+    "n-pairs": Contender(_scaled_n_pairs, ("scale", (5.0, 20.0))),
+    "nca": Contender(losses_.NCALoss, ("temperature", (0.07, 0.2))),
+    "nt-xent": Contender(losses_.NTXentLoss, ("temperature", (0.07, 0.2))),
+    "lifted-structure": Contender(losses_.LiftedStructureLoss, ("margin", (0.5, 1.0))),
+    "binomial-deviance": Contender(losses_.BinomialDevianceLoss, ("beta", (25.0, 50.0))),
+    "bin-lifted": Contender(losses_.BinLiftedLoss, ("beta", (25.0, 50.0))),
+    "histogram": Contender(losses_.HistogramLoss, ("num_bins", (50, 100))),
+    "multi-similarity": Contender(losses_.MultiSimilarityLoss, ("base", (0.5, 1.0))),
+}
+"""Losses that need no rank function."""
+
+RANK_LOSSES: dict[str, Contender] = {
+    "spearman": Contender(losses_.SpearmanLoss, ("value_weight", (0.1, 1.0)), form="target"),
+    "map": Contender(losses_.MAPLoss, ("form", ("ap", "rank_sum"))),
+    "recall": Contender(losses_.RecallLoss, ("margin", (0.05, 0.2))),
+}
+"""Losses on a rank function, written LOSS:RANK."""
+
+RANKS: dict[str, RankFunction] = {"laplace": laplace_rank, "sigmoid": sigmoid_rank, "blackbox": blackbox_rank}
+"""Rank functions that need no training. Any shipped sorter, sorter file or ``module:attribute`` is one too."""
+
+
+def _torchsort(regularization_strength: float = 0.1) -> Loss:
+    import torchsort
+
+    def soft_rank(scores: Tensor) -> Any:
+        return torchsort.soft_rank(-scores, regularization_strength=regularization_strength)
+
+    return losses_.SpearmanLoss(soft_rank, value_weight=0.1)
+
+
+def _metric_learning(name: str, **fixed: Any) -> Callable[..., Loss]:
+    def build(**own: Any) -> Loss:
+        from pytorch_metric_learning import losses
+
+        loss: Loss = getattr(losses, name)(**fixed, **own)
+        return loss
+
+    return build
+
+
+PEERS: dict[str, tuple[str, Contender]] = {
+    "torchsort": ("torchsort", Contender(_torchsort, ("regularization_strength", (0.01, 0.1)), form="target")),
+    **{
+        name: ("pytorch_metric_learning", Contender(_metric_learning(theirs), own, form="embeddings"))
+        for name, theirs, own in (
+            ("contrastive", "ContrastiveLoss", ("neg_margin", (0.5, 1.0))),
+            ("fast-ap", "FastAPLoss", ("num_bins", (10, 20))),
+            ("multi-similarity", "MultiSimilarityLoss", ("base", (0.5, 1.0))),
+            ("nt-xent", "NTXentLoss", ("temperature", (0.07, 0.2))),
+            ("smooth-ap", "SmoothAPLoss", ("temperature", (0.01, 0.05))),
+            ("supcon", "SupConLoss", ("temperature", (0.07, 0.2))),
+            ("triplet", "TripletMarginLoss", ("margin", (0.05, 0.2))),
+        )
+    },
+}
+"""Losses of other packages, written peer:NAME: the package they need, and the loss."""
+
+
+class PaddedRank(nn.Module):
+    """A rank function for lists of one length, on shorter ones too: what is missing goes below the lowest score.
+
+    Items below all others leave the others' ranks as they are. A batch of 100 has lists of 99 where no item is in its
+    own list, and sorters of 100.
+
+    >>> from sodeep.ranks import exact_rank
+    >>> PaddedRank(exact_rank, seq_len=4)(torch.tensor([0.3, 0.9]))
+    tensor([2., 1.])
+    """
+
+    def __init__(self, rank_fn: RankFunction, seq_len: int) -> None:
+        super().__init__()
+        self.rank_fn = rank_fn
+        self.seq_len = seq_len
+
+    def forward(self, scores: Tensor) -> Tensor:
+        """Ranks of the scores (..., n), n up to `seq_len`."""
+        n = scores.shape[-1]
+        if n > self.seq_len:
+            raise ValueError(
+                f"`scores` must have lists of at most {self.seq_len} for this sorter, got {n}. "
+                f"Use batches of {self.seq_len}, or a sorter for any length."
+            )
+        missing = self.seq_len - n
+        fixed = scores.detach()
+        low, high = fixed.amin(-1, keepdim=True), fixed.amax(-1, keepdim=True)
+        steps = torch.arange(1, missing + 1, device=scores.device, dtype=scores.dtype)
+        below = low - steps * (high - low).clamp(min=1e-3) / n  # as dense as the list is on average
+        return self.rank_fn(torch.cat([scores, below], -1))[..., :n]
+
+
+def contender(name: str) -> Contender:
+    """The loss of a name.
+
+    Raises:
+        ValueError: unknown name, with the choices; a peer that is not installed; a module without that attribute.
+    """
+    names = name.split("+")
+    if len(names) > 1:
+        parts = tuple(contender(part) for part in names)
+        return Contender(parts[0].build, ("weight", (0.1, 1.0)), parts[0].form, parts)
+    if name in LOSSES:
+        return LOSSES[name]
+    prefix, colon, rest = name.partition(":")
+    if colon and prefix in RANK_LOSSES:
+        loss = RANK_LOSSES[prefix]
+        return Contender(functools.partial(loss.build, rank_function(rest)), loss.own, loss.form)
+    if colon and prefix == "peer":
+        return _peer(rest)
+    if colon and prefix and rest:
+        return Contender(functools.partial(_own_loss, prefix, rest), form="")
+    raise ValueError(
+        f"`loss` must be one of {', '.join(LOSSES)}; "
+        f"{', '.join(f'{prefix}:RANK' for prefix in RANK_LOSSES)} with RANK one of {', '.join(_rank_names())}, "
+        "a sorter file or module:attribute; "
+        f"{', '.join(f'peer:{peer}' for peer in PEERS)}; module:attribute for your own; or A+B, got {name!r}."
+    )
+
+
+def rank_function(name: str) -> RankFunction:
+    """The rank function of a name: of `RANKS`, a shipped sorter, a sorter file, or module:attribute.
+
+    Raises:
+        ValueError: unknown name, with the choices; a file that is no sorter.
+        FileNotFoundError: no such file.
+    """
+    if name in RANKS:
+        return RANKS[name]
+    shipped = [card.name for card in list_sorters()]
+    if name in shipped or name.endswith(".safetensors") or Path(name).is_file():
+        sorter = load_sorter(name)
+        return sorter if sorter.seq_len is None else PaddedRank(sorter, sorter.seq_len)
+    module, colon, attribute = name.partition(":")
+    if colon and module and attribute:
+        own: RankFunction = _attribute(module, attribute)
+        return own
+    raise ValueError(
+        f"`loss` must have a rank function after the colon: {', '.join(_rank_names())}, a sorter file (.safetensors) "
+        f"or module:attribute, got {name!r}."
+    )
+
+
+def _rank_names() -> list[str]:
+    return [*RANKS, *(card.name for card in list_sorters())]
+
+
+def _peer(name: str) -> Contender:
+    if name not in PEERS:
+        raise ValueError(f"`loss` must be one of {', '.join(f'peer:{peer}' for peer in PEERS)}, got 'peer:{name}'.")
+    package, loss = PEERS[name]
+    if importlib.util.find_spec(package) is None:
+        raise ValueError(f"`loss` peer:{name} needs {package}. Install it: pip install {package.replace('_', '-')}")
+    return loss
+
+
+def _own_loss(module: str, attribute: str) -> Loss:
+    found = _attribute(module, attribute)
+    loss: Loss = found() if isinstance(found, type) else found  # a class without arguments, or the loss itself
+    return loss
+
+
+def _attribute(module: str, attribute: str) -> Any:
+    """An attribute of a module, which may lie in the current folder."""
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+    except ModuleNotFoundError as error:
+        if error.name != module.split(".")[0] and error.name != module:
+            raise
+        raise ValueError(
+            f"`loss` {module}:{attribute} needs a module {module}, which is neither installed nor in {Path.cwd()}."
+        ) from None
+    except AttributeError:
+        raise ValueError(
+            f"`loss` {module}:{attribute} needs {attribute} in the module {module}, which has none."
+        ) from None
+    if not callable(found):
+        raise ValueError(f"`loss` {module}:{attribute} must be callable, got {type(found).__name__}.")
+    return found

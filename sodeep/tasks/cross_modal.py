@@ -1,0 +1,287 @@
+"""Cross-modal retrieval: pictures find their captions, captions find their pictures."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sodeep import metrics
+from sodeep.losses import CrossModalLoss, quantized_ap_loss
+from sodeep.tasks.base import (
+    BATCH_SIZE,
+    Array,
+    CrossModalData,
+    Evaluation,
+    Layout,
+    Loss,
+    Task,
+    read_data,
+    with_validation,
+)
+from sodeep.tasks.encoders import FeatureNet, TextNet, as_input, encode, hashed_ngrams, item_net
+from sodeep.tasks.layouts import CROSS_MODAL
+
+BUCKETS = 2**14
+
+
+class TwoTowers(nn.Module):
+    """An encoder for pictures and one for captions, into one space."""
+
+    def __init__(self, pictures: nn.Module, captions: nn.Module) -> None:
+        super().__init__()
+        self.pictures = pictures
+        self.captions = captions
+
+
+class CrossModal(Task):
+    """Pictures and captions compared by cosine. A batch holds 100 pictures and one caption of each.
+
+    A loss that takes semantic scores gets graded relevance in place of pairs: how far the codes (keywords, object
+    classes) of two pictures overlap, Jaccard's index, and 1 for a picture and its own caption.
+
+    Metrics, "i2t" from pictures to captions and "t2i" back: the hit rates among the first 1, 5 and 10; the median rank
+    of the first right one; ASP (against the graded relevance; Li et al., NeurIPS 2022) and PMRP (plausible matches are
+    those whose codes differ in at most 0, 1, 2 places; Chun et al., CVPR 2021), the last two where data have codes;
+    "R@1 mean", of both ways.
+
+    Details: ``ap``, ``ap_quantized`` (Q,) of the pictures as queries; ``rank_i2t``, ``rank_t2i``: rank of the first
+    right one of each query. Of S = 16 captions as queries (8 at random, 8 of the worst): ``strip_texts`` (S,) of str,
+    ``strip_pictures`` uint8 (S, 10, H, W[, 3]), ``strip_right`` bool (S, 10), ``strip_kind`` (S,) "random" or "worst",
+    ``strip_ap`` (S,). ``embeddings`` float16 (up to 300, d), ``embedding_labels``, ``thumbnails``: of pictures.
+    Strips and thumbnails are left out where there are no pictures, or no texts.
+    """
+
+    name = "cross-modal"
+    metrics = {  # noqa: RUF012
+        "R@1 mean": True,
+        **{f"{way} R@{k}": True for way in ("i2t", "t2i") for k in (1, 5, 10)},
+        "i2t median rank": False,
+        "t2i median rank": False,
+        "i2t ASP": True,
+        "t2i ASP": True,
+        "i2t PMRP": True,
+        "t2i PMRP": True,
+    }
+    headline = "R@1 mean"
+    baseline = "triplet-hard"
+    losses = ("triplet-hard", "nt-xent", "recall:laplace", "smooth-ap", "asp", "triplet-hard+asp")
+    accepts = ("relevant", "semantic")
+    epochs = 30
+    rates = (1e-3, 8e-3)
+
+    def __init__(self, data: CrossModalData, seed: int = 0, batch_size: int = BATCH_SIZE) -> None:
+        super().__init__(with_validation(np.asarray(data.split), seed), seed, batch_size)
+        self.data_name = data.name
+        self.items = as_input(data.items)
+        self.owner = torch.from_numpy(np.asarray(data.owner, dtype=np.int64))
+        self.texts = None if isinstance(data.captions, np.ndarray) else list(data.captions)
+        self.captions = (
+            as_input(data.captions)
+            if isinstance(data.captions, np.ndarray)
+            else hashed_ngrams(data.captions, "char", BUCKETS)
+        )
+        self.codes = None if data.codes is None else torch.from_numpy(np.asarray(data.codes, dtype=bool))
+        pictures = data.pictures if data.pictures is not None else data.items
+        self.pictures = pictures if pictures.dtype == np.uint8 else None
+        counts = torch.bincount(self.owner, minlength=len(self.items))
+        self.captions_of = np.split(self.owner.argsort(stable=True).numpy(), counts.cumsum(0)[:-1].numpy())
+
+    @classmethod
+    def load(cls, data: str | Path | None = None, seed: int = 0, batch_size: int = BATCH_SIZE) -> CrossModal:
+        """The task on the data at a path, or on pictures of coloured shapes drawn with the seed."""
+        return cls(_shapes(seed) if data is None else read_data(data, LAYOUTS, cls.name), seed, batch_size)
+
+    def batches(self, epoch: int) -> Iterator[Array]:
+        """Pairs (B, 2) of a picture and one of its captions; every picture once an epoch."""
+        rng = np.random.default_rng([self.seed, epoch, 1])
+        for images in super().batches(epoch):
+            captions = [rng.choice(self.captions_of[i]) for i in images]
+            yield np.stack([images, captions], axis=1)
+
+    def model(self) -> TwoTowers:
+        """A small convolutional net and the mean of vectors of character n-grams, or hidden layers on features."""
+        train = self.index["train"]
+        captions = (
+            FeatureNet(self.captions[torch.isin(self.owner.cpu(), train)], width=64)
+            if self.captions.is_floating_point()
+            else TextNet(width=64, buckets=BUCKETS)
+        )
+        return TwoTowers(item_net(self.items, train, width=64), captions)
+
+    def forward(self, model: nn.Module, batch: Array) -> dict[str, Callable[[Loss], Tensor]]:
+        """The mean of both directions, pictures to captions and back."""
+        images, captions = torch.from_numpy(batch).to(self.items.device).unbind(1)
+        towers: Any = model
+        x, y = towers.pictures(self.items[images]), towers.captions(self.captions[captions])
+        return {
+            "relevant": lambda loss: CrossModalLoss(loss)(x, y, self._relevance(images, captions)),
+            "semantic": lambda loss: CrossModalLoss(loss)(x, y, self._semantic(images, captions)),
+        }
+
+    def _relevance(self, images: Tensor, captions: Tensor) -> Tensor:
+        return images.unsqueeze(1) == self.owner[captions].unsqueeze(0)
+
+    def _semantic(self, images: Tensor, captions: Tensor) -> Tensor:
+        """Graded relevance of captions to pictures, in [0, 1]: 1 for its own."""
+        own = self._relevance(images, captions).float()
+        if self.codes is None:
+            return own
+        x, y = self.codes[images].float(), self.codes[self.owner[captions]].float()
+        both = x @ y.T
+        either = x.sum(1, keepdim=True) + y.sum(1) - both
+        return torch.maximum(both / either.clamp(min=1), own)
+
+    def evaluate(self, model: nn.Module, split: str, details: bool = False) -> Evaluation:
+        """Exact metrics of both directions over the split, and the details of the class docstring."""
+        device = self.items.device
+        towers: Any = model
+        images = self.index[split].to(device)
+        captions = torch.isin(self.owner, images).nonzero().squeeze(1)
+        x, y = encode(towers.pictures, self.items[images]), encode(towers.captions, self.captions[captions])
+        scores = nn.functional.normalize(x) @ nn.functional.normalize(y).T
+        relevant = self._relevance(images, captions)
+        semantic = self._semantic(images, captions)
+        found: dict[str, float] = {}
+        ranks = {}
+        for way, s, r, m in (("i2t", scores, relevant, semantic), ("t2i", scores.T, relevant.T, semantic.T)):
+            found |= {f"{way} R@{k}": metrics.hit_rate_at_k(s, r, k=k).mean().item() for k in (1, 5, 10)}
+            ranks[way] = metrics.median_rank(s, r)
+            found[f"{way} median rank"] = ranks[way].median().item()
+            if self.codes is not None:
+                rows, columns = (images, self.owner[captions]) if way == "i2t" else (self.owner[captions], images)
+                found[f"{way} ASP"] = metrics.asp(s, m).mean().item()
+                found[f"{way} PMRP"] = metrics.pmrp(s, self.codes[rows], self.codes[columns]).nanmean().item()
+        found["R@1 mean"] = (found["i2t R@1"] + found["t2i R@1"]) / 2
+        found = {name: found[name] for name in self.metrics if name in found}
+        if not details:
+            return Evaluation(found)
+        return Evaluation(found, self._details(x, images, captions, scores, relevant, ranks))
+
+    def _details(
+        self,
+        embeddings: Tensor,
+        images: Tensor,
+        captions: Tensor,
+        scores: Tensor,
+        relevant: Tensor,
+        ranks: dict[str, Tensor],
+    ) -> dict[str, Array]:
+        lists = zip(scores, relevant, strict=True)
+        result: dict[str, Array] = {
+            "ap": metrics.average_precision(scores, relevant).cpu().numpy(),
+            "ap_quantized": np.array([1 - quantized_ap_loss(s, r).item() for s, r in lists], dtype=np.float32),
+            "rank_i2t": ranks["i2t"].cpu().numpy(),
+            "rank_t2i": ranks["t2i"].cpu().numpy(),
+        }
+        if self.pictures is None or self.texts is None:
+            return result
+        back = scores.T.contiguous()
+        ap = metrics.average_precision(back, relevant.T.contiguous())
+        rng = np.random.default_rng(0)
+        random = rng.permutation(len(captions))[:8]
+        rows = np.concatenate([random, ap.argsort(stable=True)[:8].cpu().numpy()])
+        best = back[rows].topk(min(10, len(images))).indices
+        some = np.sort(rng.permutation(len(images))[:300])
+        where = images.cpu().numpy()
+        first = [self.captions_of[i][0] for i in where[some]]
+        return result | {
+            "strip_texts": np.array([self.texts[i] for i in captions.cpu().numpy()[rows]]),
+            "strip_pictures": self.pictures[images[best].cpu().numpy()],
+            "strip_right": relevant.T[rows].gather(1, best).cpu().numpy(),
+            "strip_kind": np.array(["random"] * len(random) + ["worst"] * (len(rows) - len(random))),
+            "strip_ap": ap.cpu().numpy()[rows],
+            "embeddings": embeddings[some].half().cpu().numpy(),
+            "embedding_labels": np.array([self.texts[i] for i in first]),
+            "thumbnails": self.pictures[where[some]],
+        }
+
+
+_COLOURS = {
+    "red": (220, 40, 40),
+    "green": (40, 170, 60),
+    "blue": (50, 80, 220),
+    "yellow": (230, 200, 40),
+    "black": (20, 20, 20),
+    "grey": (150, 150, 150),
+    "violet": (150, 60, 200),
+    "brown": (130, 80, 40),
+}
+_FORMS = ("square", "disc", "ring", "cross", "stripes", "frame")
+_PLACES = ("left", "right", "top", "bottom", "middle")
+
+
+def _shapes(seed: int, n: int = 1000, size: int = 16) -> CrossModalData:
+    """Invented pictures of a coloured shape on white, with two captions each in differing words."""
+    rng = np.random.default_rng([seed, 5])
+    grid = np.linspace(-1, 1, size)
+    x, y = np.meshgrid(grid, grid)
+    centres = dict(zip(_PLACES, ((-0.4, 0), (0.4, 0), (0, -0.4), (0, 0.4), (0, 0)), strict=True))
+    pictures, captions = np.full((n, size, size, 3), 255, dtype=np.uint8), []
+    codes = np.zeros((n, len(_COLOURS) + len(_FORMS) + len(_PLACES) + 2), dtype=bool)
+    offsets = np.cumsum([0, len(_COLOURS), len(_FORMS), len(_PLACES)])
+    for i in range(n):
+        colour, form, place, large = rng.integers((len(_COLOURS), len(_FORMS), len(_PLACES), 2))
+        words = [list(_COLOURS)[colour], _FORMS[form], _PLACES[place], ("small", "large")[large]]
+        radius = (0.3, 0.5)[large]
+        u, v = ((x - centres[words[2]][0]) / radius, (y - centres[words[2]][1]) / radius)
+        r, m = np.hypot(u, v), np.maximum(abs(u), abs(v))
+        ink = {
+            "square": m <= 1,
+            "disc": r <= 1,
+            "ring": abs(r - 0.8) <= 0.3,
+            "cross": (m <= 1) & (np.minimum(abs(u), abs(v)) <= 0.35),
+            "stripes": (m <= 1) & (np.floor(2 * v) % 2 == 0),
+            "frame": abs(m - 0.8) <= 0.3,
+        }[words[1]]
+        pictures[i][ink] = list(_COLOURS.values())[colour]
+        captions.append(f"a {words[3]} {words[0]} {words[1]} {words[2]}")
+        captions.append(f"{words[2]}: {words[1]}, {words[0]}, {words[3]}")
+        codes[i, offsets + np.array([colour, form, place, large])] = True
+    pictures = (pictures + rng.normal(0, 12, pictures.shape)).clip(0, 255).astype(np.uint8)
+    split = np.select([np.arange(n) < 0.6 * n, np.arange(n) < 0.8 * n], ["train", "val"], "test")
+    owner = np.repeat(np.arange(n), 2)
+    return CrossModalData("synthetic shapes (generated, no real data)", pictures, captions, owner, split, codes)
+
+
+# ---- emoji -----------------------------------------------------------------------------------------------------------
+
+_LANGUAGES = ("en", "de", "fr", "es", "it")
+
+
+def _emoji(path: Path) -> CrossModalData:
+    """Pictures with a name in five languages each; keywords that two emoji share or more have are their codes."""
+    with np.load(path / "emoji.npz") as arrays:
+        pictures = arrays["google"]
+    with (path / "emoji.tsv").open(newline="", encoding="utf-8") as lines:
+        rows = list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
+    if len(rows) != len(pictures):
+        raise ValueError(f"`data` {path} must have a row of emoji.tsv a picture ({len(pictures)}), got {len(rows)}.")
+    captions = [(i, row[language]) for i, row in enumerate(rows) for language in _LANGUAGES if row.get(language)]
+    keywords = [set(filter(None, row["tags_en"].split(";"))) for row in rows]
+    known = sorted(word for word in set().union(*keywords) if sum(word in own for own in keywords) > 1)
+    return CrossModalData(
+        "emoji: pictures and names in five languages",
+        pictures,
+        [text for _, text in captions],
+        np.array([i for i, _ in captions]),
+        np.array([row["split"] for row in rows]),
+        np.array([[word in own for word in known] for own in keywords]),
+    )
+
+
+LAYOUTS: dict[str, Layout] = {
+    "emoji": Layout(
+        "a folder with emoji.npz (google, uint8 (N, H, W, 3)) and emoji.tsv (split, "
+        f"{', '.join(_LANGUAGES)}, tags_en; row i describes picture i)",
+        lambda path: (path / "emoji.npz").is_file() and (path / "emoji.tsv").is_file(),
+        _emoji,
+    ),
+    **CROSS_MODAL,
+}
+"""What `--data` may be."""

@@ -1,0 +1,177 @@
+"""Small encoders: pictures, texts or features in, vectors out. Minutes on two CPU cores are enough to train them."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterable, Sequence
+from itertools import islice, pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+
+class PictureNet(nn.Module):
+    """Convolutions, each halving the picture, until it is 4 pixels wide or less; then one linear layer.
+
+    In training, pictures are jittered: there are few of them.
+
+    Shape:
+        uint8 (B, C, H, W), 0 to 255, to (B, width).
+    """
+
+    def __init__(self, channels: int, size: int, width: int = 64) -> None:
+        super().__init__()
+        blocks: list[nn.Module] = []
+        out = 32
+        while size > 4:
+            # strided, not pooled: a quarter of the work
+            blocks += [nn.Conv2d(channels, out, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU()]
+            channels, out, size = out, min(2 * out, 128), (size + 1) // 2
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.LazyLinear(width)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """The vectors of pictures."""
+        # ink on paper or paint on white: mostly 255, so that 0 is the background
+        x = 1 - pictures.float() / 255
+        x = jitter(x) if self.training else x
+        vectors: Tensor = self.head(self.blocks(x).flatten(1))
+        return vectors
+
+
+def jitter(x: Tensor, turn: float = 0.2, shift: float = 0.1) -> Tensor:
+    """Pictures (B, C, H, W), each turned, sheared and scaled by about `turn`, moved by `shift` of half its width."""
+    matrix = torch.eye(2, device=x.device) + turn * torch.randn(len(x), 2, 2, device=x.device).clamp(-2, 2)
+    move = shift * torch.randn(len(x), 2, 1, device=x.device).clamp(-2, 2)
+    grid = nn.functional.affine_grid(torch.cat([matrix, move], -1), list(x.shape), align_corners=False)
+    return nn.functional.grid_sample(x, grid, align_corners=False)
+
+
+class FeatureNet(nn.Module):
+    """One hidden layer with a linear way past it, on standardised features.
+
+    Args:
+        features: (N, d) of the training split, for their mean and standard deviation.
+        width: of the result.
+        hidden: units of the hidden layer; 0: none, a linear net.
+        dropout: of the features and the hidden layer.
+
+    Shape:
+        floating point (B, d) to (B, width).
+    """
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, features: Tensor, width: int, hidden: int = 64, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.register_buffer("mean", features.mean(0).cpu())
+        self.register_buffer("scale", features.std(0, correction=0).clamp(min=1e-6).reciprocal().cpu())
+        d = features.shape[1]
+        self.linear = nn.Linear(d, width)
+        self.net = (
+            nn.Sequential(
+                nn.Dropout(dropout), nn.Linear(d, hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, width)
+            )
+            if hidden
+            else None
+        )
+
+    def forward(self, features: Tensor) -> Tensor:
+        """The vectors of features."""
+        x = (features - self.mean) * self.scale
+        vectors: Tensor = self.linear(x)
+        return vectors if self.net is None else vectors + self.net(x)
+
+
+class TextNet(nn.Module):
+    """The mean of learned vectors of a text's hashed n-grams, then one linear layer.
+
+    Shape:
+        (B, L) n-gram numbers as of `hashed_ngrams`, 0 = none, to (B, width).
+    """
+
+    def __init__(self, width: int, buckets: int, hidden: int = 64) -> None:
+        super().__init__()
+        self.vectors = nn.EmbeddingBag(buckets, hidden, mode="mean", padding_idx=0)
+        nn.init.normal_(self.vectors.weight, std=0.5)
+        self.head = nn.Linear(hidden, width)
+
+    def forward(self, ngrams: Tensor) -> Tensor:
+        """The vectors of texts."""
+        vectors: Tensor = self.head(self.vectors(ngrams))
+        return vectors
+
+
+def hashed_ngrams(texts: Sequence[str], kind: str, buckets: int, longest: int = 64) -> Tensor:
+    """The n-grams of texts as numbers from 1 to ``buckets - 1``, the same on every machine and in every process.
+
+    Args:
+        texts: N texts; upper and lower case are one.
+        kind: "char": 2 to 4 characters of a word, its ends marked. "word": words and pairs of neighbours.
+        buckets: how many numbers; n-grams share one by chance.
+        longest: n-grams kept of a text.
+
+    Returns:
+        (N, L) int32, L at most `longest`, 0 where a text has no more.
+
+    Example:
+        >>> hashed_ngrams(["so deep", "so"], "word", buckets=1000)
+        tensor([[ 68, 551, 965],
+                [ 68,   0,   0]], dtype=torch.int32)
+    """
+    split = {"char": _characters, "word": _words}[kind]
+    rows = [
+        [1 + zlib.crc32(gram.encode()) % (buckets - 1) for gram in islice(split(text.lower()), longest)]
+        for text in texts
+    ]
+    table = np.zeros((len(rows), max(map(len, rows), default=0) or 1), dtype=np.int32)
+    for row, numbers in zip(table, rows, strict=True):
+        row[: len(numbers)] = numbers
+    return torch.from_numpy(table)
+
+
+def _words(text: str) -> Iterable[str]:
+    words = re.findall(r"\w+|[^\w\s]", text)
+    yield from words
+    yield from (f"{a} {b}" for a, b in pairwise(words))
+
+
+def _characters(text: str) -> Iterable[str]:
+    for word in text.split():
+        marked = f"<{word}>"
+        for n in (2, 3, 4):
+            yield from (marked[i : i + n] for i in range(len(marked) - n + 1))
+
+
+def as_input(items: NDArray[Any]) -> Tensor:
+    """Pictures (N, H, W[, 3]) as uint8 (N, C, H, W); features as float32."""
+    x = torch.from_numpy(np.ascontiguousarray(items))
+    if x.dtype != torch.uint8:
+        return x.float()
+    return x.unsqueeze(1) if x.ndim == 3 else x.permute(0, 3, 1, 2).contiguous()
+
+
+def item_net(items: Tensor, train: Tensor, width: int) -> nn.Module:
+    """An encoder for the inputs that `as_input` gave; `train` are the indices of those in the training split."""
+    if items.dtype != torch.uint8:
+        return FeatureNet(items[train], width)
+    net = PictureNet(items.shape[1], min(items.shape[-2:]), width)
+    with torch.no_grad():  # settles the size of the last layer
+        net.eval()(items[:1].cpu())
+    return net.train()
+
+
+@torch.no_grad()
+def encode(net: nn.Module, inputs: Tensor, chunk: int = 1024) -> Tensor:
+    """`net` in evaluation mode over all `inputs`, in chunks."""
+    training = net.training
+    net.eval()
+    try:
+        return torch.cat([net(inputs[i : i + chunk]) for i in range(0, len(inputs), chunk)])
+    finally:
+        net.train(training)

@@ -1,0 +1,766 @@
+"""Readers of published data sets, as their archives unpack: lists of files and labels. Nothing is fetched.
+
+| reader | data set | gives |
+|---|---|---|
+| `read_cub` | Caltech-UCSD Birds-200-2011 | `RetrievalSet` |
+| `read_online_products` | Stanford Online Products | `RetrievalSet` |
+| `read_in_shop` | DeepFashion, In-shop Clothes Retrieval | `RetrievalSet` |
+| `read_karpathy` | COCO or Flickr30k captions, Karpathy's splits | `CaptionedImages` |
+| `read_mediaeval` | MediaEval Predicting Media Memorability | `ScoredItems` |
+| `read_voc` | PASCAL VOC 2007 | `LabelledImages` |
+| `read_features` | your own features of any task, one npz file | arrays by name |
+
+Revisited Oxford and Paris are in `sodeep.tasks.revisited`. A folder that is missing or laid out in another way is one
+message: what is expected, what was found, where the data set comes from. Files are text, JSON, XML, or npz without
+objects. At the end, the layouts as ``sodeep compare --data`` knows them: pictures decoded and made small.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import xml.etree.ElementTree as ET
+import zipfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sodeep._checks import check_at_least, check_choice
+from sodeep.tasks.base import (
+    SPLITS,
+    Array,
+    CrossModalData,
+    Layout,
+    MemorabilityData,
+    MultiLabelData,
+    RetrievalData,
+)
+
+StrPath = str | os.PathLike[str]
+
+
+# ---- what the readers give -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Items:
+    """Files and the class of each."""
+
+    paths: list[Path]
+    labels: list[int]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+
+@dataclass(frozen=True)
+class RetrievalSet:
+    """A retrieval benchmark whose test classes are not among the training classes."""
+
+    train: Items
+    queries: Items
+    gallery: Items | None
+    """What the queries are searched in; None: in each other, the query itself left out."""
+    names: dict[int, str]
+    """Label -> name of the class."""
+
+
+@dataclass(frozen=True)
+class CaptionedImages:
+    """Images with several captions each."""
+
+    paths: list[Path]
+    captions: list[list[str]]
+
+
+@dataclass(frozen=True)
+class ScoredItems:
+    """Files with a human score each."""
+
+    names: list[str]
+    scores: list[float]
+    annotations: list[int] | None
+    """How many people a score is the mean of, where the file says."""
+    captions: list[str] | None
+    """What each shows in words, where a file of captions was given; several captions end to end."""
+
+
+@dataclass(frozen=True)
+class LabelledImages:
+    """Images with several labels each."""
+
+    paths: list[Path]
+    labels: Tensor
+    """(n, c), boolean."""
+    where: Tensor
+    """(n, c), boolean. False: all objects of the class in the image are marked difficult; it counts neither way."""
+    names: list[str]
+    """Of the c classes."""
+
+
+# ---- retrieval -------------------------------------------------------------------------------------------------------
+
+_CUB = "Caltech-UCSD Birds-200-2011 (CUB-200-2011), from the Caltech Vision Lab's page of that name"
+_SOP = "Stanford Online Products, from the page 'Deep Metric Learning via Lifted Structured Feature Embedding'"
+_IN_SHOP = "the In-shop Clothes Retrieval Benchmark, from the page of the DeepFashion database (MMLAB, CUHK)"
+_KARPATHY = (
+    "Karpathy's splits ('Deep Visual-Semantic Alignments' page, caption_datasets.zip); images from COCO, Flickr30k"
+)
+_MEDIAEVAL = "the MediaEval benchmark, task 'Predicting Media Memorability', on request from its organisers"
+_VOC = "the PASCAL Visual Object Classes Challenge 2007 page (VOCtrainval and VOCtest, unpacked into one folder)"
+
+
+def read_cub(folder: StrPath, *, split: str = "classes", check_files: bool = True) -> RetrievalSet:
+    """Caltech-UCSD Birds-200-2011: 11,788 images of 200 species.
+
+    Args:
+        folder: the unpacked ``CUB_200_2011``, with images.txt, image_class_labels.txt, classes.txt and images/
+            (and train_test_split.txt).
+        split: "classes", that of metric learning: the first half of the classes to train on, the others to test on;
+            or "official": the file train_test_split.txt, with all classes on both sides.
+        check_files: see that every image is there.
+
+    Raises:
+        FileNotFoundError, ValueError: the folder is missing or is laid out in another way; the message says how.
+    """
+    check_choice(split, ("classes", "official"), "split")
+    layout = _Layout(folder, ["images.txt", "image_class_labels.txt", "classes.txt", "images/"], _CUB)
+    paths = dict(layout.rows("images.txt", 2))
+    labels = {image: layout.number(label) for image, label in layout.rows("image_class_labels.txt", 2)}
+    names = {layout.number(label): name for label, name in layout.rows("classes.txt", 2)}
+    if paths.keys() != labels.keys():
+        raise layout.wrong("images.txt and image_class_labels.txt must number the same images")
+    if split == "official":
+        to_train = {image: flag == "1" for image, flag in layout.rows("train_test_split.txt", 2)}
+    else:
+        first_half = set(sorted(names)[: len(names) // 2])
+        to_train = {image: labels[image] in first_half for image in paths}
+
+    def part(train: bool) -> Items:
+        images = [image for image in paths if to_train.get(image) is train]
+        return Items([layout.folder / "images" / paths[i] for i in images], [labels[i] for i in images])
+
+    found = RetrievalSet(part(True), part(False), None, names)
+    return _checked(found, layout, check_files)
+
+
+def read_online_products(folder: StrPath, *, check_files: bool = True) -> RetrievalSet:
+    """Stanford Online Products: 120,053 images of 22,634 products, half of which are for testing.
+
+    Args:
+        folder: the unpacked ``Stanford_Online_Products``, with Ebay_train.txt, Ebay_test.txt and the image folders.
+        check_files: see that every image is there.
+
+    Raises:
+        FileNotFoundError, ValueError: the folder is missing or is laid out in another way; the message says how.
+    """
+    layout = _Layout(folder, ["Ebay_train.txt", "Ebay_test.txt"], _SOP)
+    names: dict[int, str] = {}
+
+    def part(file: str) -> Items:
+        items = Items([], [])
+        for _, label, _, path in layout.rows(file, 4, header="image_id class_id super_class_id path"):
+            items.paths.append(layout.folder / path)
+            items.labels.append(layout.number(label))
+            names.setdefault(items.labels[-1], f"{path.split('/')[0].removesuffix('_final')} {label}")
+        return items
+
+    found = RetrievalSet(part("Ebay_train.txt"), part("Ebay_test.txt"), None, names)
+    return _checked(found, layout, check_files)
+
+
+def read_in_shop(folder: StrPath, *, check_files: bool = True) -> RetrievalSet:
+    """In-shop Clothes Retrieval: 52,712 images of 7,982 items, with queries apart from the gallery.
+
+    Args:
+        folder: the unpacked benchmark, with list_eval_partition.txt (also in Eval/ or Anno/) and img/ (also in Img/).
+        check_files: see that every image is there.
+
+    Raises:
+        FileNotFoundError, ValueError: the folder is missing or is laid out in another way; the message says how.
+    """
+    layout = _Layout(folder, ["Eval/list_eval_partition.txt|Anno/list_eval_partition.txt|list_eval_partition.txt",
+                              "img/|Img/img/"], _IN_SHOP)  # fmt: skip
+    root = layout.find("img/|Img/img/").parent
+    parts = {"train": Items([], []), "query": Items([], []), "gallery": Items([], [])}
+    names: dict[int, str] = {}
+    file = layout.find(layout.expected[0]).relative_to(layout.folder).as_posix()
+    for path, item, part in layout.rows(file, 3, header="image_name item_id evaluation_status"):
+        if part not in parts:
+            raise layout.wrong(f"{file}: a status is train, query or gallery", repr(part))
+        label = layout.number(item.removeprefix("id_"))
+        names[label] = item
+        parts[part].paths.append(root / path)
+        parts[part].labels.append(label)
+    found = RetrievalSet(parts["train"], parts["query"], parts["gallery"], names)
+    return _checked(found, layout, check_files)
+
+
+# ---- captions, scores, several labels --------------------------------------------------------------------------------
+
+
+def read_karpathy(
+    path: StrPath,
+    images: StrPath,
+    *,
+    split: str = "train",
+    restval: bool = True,
+    captions_per_image: int = 5,
+    check_files: bool = True,
+) -> CaptionedImages:
+    """Images and their captions by one of Karpathy's files, such as dataset_coco.json and dataset_flickr30k.json.
+
+    Args:
+        path: the JSON file.
+        images: the folder of the images; COCO's are in its sub-folders train2014 and val2014.
+        split: "train", "val" or "test". Published figures on COCO use the 5,000 test images, or the mean of their
+            five thousands.
+        restval: whether "train" has the images marked restval as well (COCO: 30,504 more), as most papers do.
+        captions_per_image: the first so many captions of each image. Some COCO images have six or seven.
+        check_files: see that every image is there.
+
+    Raises:
+        FileNotFoundError: the file, the folder or an image is missing.
+        ValueError: the file is of another layout, or an image has too few captions.
+    """
+    check_choice(split, ("train", "val", "test"), "split")
+    check_at_least(captions_per_image, 1, "captions_per_image")
+    path, images = Path(path), Path(images)
+    layout = _Layout(path.parent, [path.name], _KARPATHY)
+    keys = "{'images': [{'filename', 'split', 'sentences': [{'raw'}, …]}, …]}"
+    wanted = {"train", "restval"} if split == "train" and restval else {split}
+    found = CaptionedImages([], [])
+    try:
+        for image in json.loads(path.read_bytes())["images"]:
+            if image["split"] not in wanted:
+                continue
+            captions = [str(sentence["raw"]) for sentence in image["sentences"]][:captions_per_image]
+            if len(captions) < captions_per_image:
+                raise ValueError(
+                    f"`captions_per_image` must be at most the captions of each image, got {captions_per_image} for "
+                    f"{image['filename']}, which has {len(captions)}."
+                )
+            found.paths.append(images / image.get("filepath", "") / image["filename"])
+            found.captions.append(captions)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise layout.wrong(f"{path.name} must be JSON: {keys}", "text that is not JSON") from None
+    except (KeyError, TypeError, AttributeError) as error:
+        raise layout.wrong(f"{path.name} must be {keys}", f"no {error}") from None
+    if not found.paths:
+        raise layout.wrong(f"{path.name} must have images of the split {split}", "none")
+    if check_files:
+        _check_files(found.paths, images, _KARPATHY)
+    return found
+
+
+def read_mediaeval(
+    path: StrPath, captions: StrPath | None = None, *, term: str = "short", normalized: bool = False
+) -> ScoredItems:
+    """Memorability scores of videos, from a csv of MediaEval: ground-truth_dev-set.csv (2018), train_scores.csv (2021).
+
+    Args:
+        path: the csv. Columns of 2018 and 2019: video, short-term_memorability, nb_short-term_annotations, and the same
+            for long-term. Of 2021: video_id, scores_raw_short_term, scores_normalized_short_term, scores_raw_long_term.
+        captions: dev-set_video-captions.txt (2018: a video and its caption in each line, apart by a tab, hyphens for
+            spaces) or train_text_descriptions.csv (2021: video_id, description; several for a video).
+        term: "short" or "long".
+        normalized: the scores of 2021 corrected for the time between the two showings.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: the columns are missing, a score is no number, or a video has no caption.
+    """
+    check_choice(term, ("short", "long"), "term")
+    path = Path(path)
+    layout = _Layout(path.parent, [path.name], _MEDIAEVAL)
+    kind = "normalized" if normalized else "raw"
+    columns = {} if normalized else {f"{term}-term_memorability": "video"}
+    columns[f"scores_{kind}_{term}_term"] = "video_id"
+    rows = _read_csv(path)
+    header = list(rows[0]) if rows else []
+    column = next((c for c, name in columns.items() if c in header and name in header), None)
+    if column is None:
+        wanted = " or ".join(f"{name} and {c}" for c, name in columns.items())
+        raise layout.wrong(f"{path.name} must have the columns {wanted}", ", ".join(header) or "an empty file")
+    names = [row[columns[column]] for row in rows]
+    scores = []
+    for name, row in zip(names, rows, strict=True):
+        try:
+            scores.append(float(row[column]))
+        except (TypeError, ValueError):
+            raise layout.wrong(f"{path.name}: {column} must be a number", f"{row[column]!r} for {name}") from None
+    counts = f"nb_{term}-term_annotations"
+    annotations = [int(float(row[counts])) for row in rows] if counts in header else None
+    if captions is None:
+        return ScoredItems(names, scores, annotations, None)
+    texts = _video_captions(Path(captions))
+    silent = [name for name in names if name not in texts]
+    if silent:
+        raise layout.wrong(f"{Path(captions).name} must have a caption for every video", f"none for {silent[0]}")
+    return ScoredItems(names, scores, annotations, [texts[name] for name in names])
+
+
+def _read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        return list(csv.DictReader(file))
+
+
+def _video_captions(path: Path) -> dict[str, str]:
+    """Video -> its captions end to end."""
+    layout = _Layout(path.parent, [path.name], _MEDIAEVAL)
+    texts: dict[str, str] = {}
+    if path.suffix == ".csv":
+        pairs = [(row.get("video_id"), row.get("description")) for row in _read_csv(path)]
+    else:
+        lines = (line.partition("\t") for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip())
+        pairs = [(video, caption.replace("-", " ") if tab else None) for video, tab, caption in lines]
+    for video, caption in pairs:
+        if not video or caption is None:
+            raise layout.wrong(f"{path.name} must have lines of a video, a tab and its caption, or the columns "
+                               "video_id and description")  # fmt: skip
+        texts[video] = f"{texts[video]} {caption}" if video in texts else caption
+    return texts
+
+
+def read_voc(
+    folder: StrPath, *, split: str = "trainval", source: str = "lists", check_files: bool = True
+) -> LabelledImages:
+    """PASCAL VOC 2007: 9,963 images, 20 classes, several in an image.
+
+    Where every object of a class in an image is marked difficult, the image counts neither as right nor as wrong for
+    that class, as in the challenge: `where` is False there.
+
+    Args:
+        folder: the unpacked ``VOCdevkit/VOC2007``: ImageSets/Main, JPEGImages and, for `source` "xml", Annotations.
+        split: "train", "val", "trainval" or "test".
+        source: "lists": the files ImageSets/Main/<class>_<split>.txt, with 1 right, -1 wrong, 0 difficult;
+            "xml": the objects of Annotations/<image>.xml and their difficult flags. They agree.
+        check_files: see that every image is there.
+
+    Raises:
+        FileNotFoundError, ValueError: the folder is missing or is laid out in another way; the message says how.
+    """
+    check_choice(split, ("train", "val", "trainval", "test"), "split")
+    check_choice(source, ("lists", "xml"), "source")
+    layout = _Layout(folder, [f"ImageSets/Main/{split}.txt", "JPEGImages/"]
+                     + (["Annotations/"] if source == "xml" else []), _VOC)  # fmt: skip
+    images = [image for (image,) in layout.rows(f"ImageSets/Main/{split}.txt", 1)]
+    flags = _voc_lists(layout, split, images) if source == "lists" else _voc_xml(layout, images)
+    names = sorted(flags)
+    values = torch.tensor([[flags[name].get(image, -1) for name in names] for image in images])
+    paths = [layout.folder / "JPEGImages" / f"{image}.jpg" for image in images]
+    if check_files:
+        _check_files(paths, layout.folder, _VOC)
+    return LabelledImages(paths, values == 1, values != 0, names)
+
+
+def _voc_lists(layout: _Layout, split: str, images: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Class -> image -> 1 right, -1 wrong, 0 difficult."""
+    files = sorted((layout.folder / "ImageSets/Main").glob(f"*_{split}.txt"))
+    if not files:
+        raise layout.missing([f"ImageSets/Main/<class>_{split}.txt"])
+    flags = {}
+    for path in files:
+        file = path.relative_to(layout.folder).as_posix()
+        flags[path.stem.removesuffix(f"_{split}")] = {
+            image: layout.number(flag) for image, flag in layout.rows(file, 2)
+        }
+        if flags[path.stem.removesuffix(f"_{split}")].keys() != set(images):
+            raise layout.wrong(f"{file} must list the images of {split}.txt")
+    return flags
+
+
+def _voc_xml(layout: _Layout, images: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Class -> image -> 1 right, 0 difficult."""
+    flags: dict[str, dict[str, int]] = {}
+    for image in images:
+        file = f"Annotations/{image}.xml"
+        if not (layout.folder / file).is_file():
+            raise layout.missing([file])
+        try:
+            objects = ET.parse(layout.folder / file).getroot().findall("object")
+        except ET.ParseError as error:
+            raise layout.wrong(f"{file} must be XML", str(error)) from None
+        for entry in objects:
+            flag = 0 if entry.findtext("difficult") == "1" else 1
+            of_class = flags.setdefault(str(entry.findtext("name")), {})
+            of_class[image] = max(flag, of_class.get(image, 0))
+    return flags
+
+
+# ---- features --------------------------------------------------------------------------------------------------------
+
+FEATURES: Mapping[str, tuple[str, ...]] = {
+    "retrieval": ("features", "labels"),
+    "cross-modal": ("images", "captions", "image_of_caption"),
+    "memorability": ("features", "scores"),
+    "multi-label": ("features", "labels"),
+}
+"""Task -> the arrays that each split of its npz has."""
+
+
+def read_features(path: StrPath, task: str) -> dict[str, dict[str, Array]]:
+    """Features computed elsewhere, for any task, from one npz file.
+
+    Arrays are named ``<split>_<name>``, with the splits train, val (may be missing) and test, written for example by
+    ``numpy.savez(path, train_features=…, train_labels=…, test_features=…, test_labels=…)``:
+
+    | task | names |
+    |---|---|
+    | retrieval | features (n, d), labels (n,) numbers or strings |
+    | cross-modal | images (n, d), captions (m, e), image_of_caption (m,) row of each caption's image |
+    | memorability | features (n, d), scores (n,) |
+    | multi-label | features (n, d), labels (n, c) of 0 and 1 |
+
+    Args:
+        path: the file.
+        task: one of `FEATURES`.
+
+    Returns:
+        Split -> name -> array. Features and scores are float32, or float64 where the file has that.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: no npz, objects in it, an array missing or of another shape, NaN.
+
+    Example:
+        >>> import tempfile
+        >>> x, y = np.eye(3), np.array([0.1, 0.5, 0.3])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     np.savez(f"{folder}/my.npz", train_features=x, train_scores=y, test_features=x, test_scores=y)
+        ...     read_features(f"{folder}/my.npz", "memorability")["test"]["scores"]
+        array([0.1, 0.5, 0.3])
+    """
+    check_choice(task, FEATURES, "task")
+    path = Path(path)
+    wanted = [f"{split}_{name}" for split in ("train", "test") for name in FEATURES[task]]
+    expected = f"an npz file with the arrays {', '.join(wanted)} (and the same for val, if there is a validation split)"
+    if not path.is_file():
+        raise FileNotFoundError(f"`path` must be {expected}, got '{path}', which is not there.")
+
+    def wrong(found: str) -> ValueError:
+        return ValueError(f"`path` must be {expected}, got '{path}': {found}.")
+
+    try:
+        file = np.load(path, allow_pickle=False)
+        if not isinstance(file, np.lib.npyio.NpzFile):
+            raise ValueError("a single array")
+        with file:
+            missing = [name for name in wanted if name not in file]
+            if missing:
+                raise ValueError(f"no {', '.join(missing)}, but {', '.join(sorted(file)) or 'nothing'}")
+            splits = ["train", "val", "test"] if f"val_{FEATURES[task][0]}" in file else ["train", "test"]
+            arrays = {split: {name: file[f"{split}_{name}"] for name in FEATURES[task]} for split in splits}
+    except (zipfile.BadZipFile, EOFError, OSError, KeyError, ValueError) as error:
+        raise wrong(str(error).strip("'\"").rstrip(".")) from None
+    for split, of_split in arrays.items():
+        for name, array in of_split.items():
+            of_split[name] = _feature_array(task, f"{split}_{name}", array, wrong)
+        first, *others = FEATURES[task]
+        rows = {name: len(of_split[name]) for name in FEATURES[task]}
+        if task == "cross-modal":
+            index = of_split["image_of_caption"]
+            if rows["captions"] != rows["image_of_caption"]:
+                raise wrong(f"{rows['captions']} rows of {split}_captions and {len(index)} of {split}_image_of_caption")
+            if len(index) and not (index.min() >= 0 and index.max() < rows["images"]):
+                raise wrong(
+                    f"{split}_image_of_caption goes from {index.min()} to {index.max()}, "
+                    f"with {rows['images']} rows of {split}_images"
+                )
+        elif any(rows[name] != rows[first] for name in others):
+            raise wrong(", ".join(f"{count} rows of {split}_{name}" for name, count in rows.items()))
+    return arrays
+
+
+def _feature_array(task: str, name: str, array: Array, wrong: Callable[[str], ValueError]) -> Array:
+    """`array` checked by what its name says it is."""
+    kind = name.split("_", 1)[1]
+    if kind in ("features", "images", "captions"):
+        if array.ndim != 2 or array.dtype.kind not in "fiub":
+            raise wrong(f"{name} of shape {array.shape} and type {array.dtype}, not numbers (n, d)")
+    elif kind == "scores" and (array.ndim != 1 or array.dtype.kind not in "fiu"):
+        raise wrong(f"{name} of shape {array.shape} and type {array.dtype}, not numbers (n,)")
+    elif kind == "image_of_caption" and (array.ndim != 1 or array.dtype.kind not in "iu"):
+        raise wrong(f"{name} of shape {array.shape} and type {array.dtype}, not whole numbers (m,)")
+    elif kind == "labels" and (task == "multi-label") != (array.ndim == 2):
+        raise wrong(f"{name} of shape {array.shape}, not {'(n, c)' if task == 'multi-label' else '(n,)'}")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise wrong(f"{int((~np.isfinite(array)).sum())} values of {name} are NaN or infinite")
+    if task == "multi-label" and kind == "labels" and not np.isin(array, (0, 1)).all():
+        raise wrong(f"{name} holds more than 0 and 1")
+    if kind in ("features", "images", "captions", "scores") and array.dtype != np.float64:
+        return array.astype(np.float32)
+    return array
+
+
+# ---- what is expected, what was found --------------------------------------------------------------------------------
+
+
+class _Layout:
+    """A folder, what must be in it, and the messages where it is not.
+
+    An expected file is a relative path, a folder ends in a slash, and ``a|b`` is either.
+    """
+
+    def __init__(self, folder: StrPath, expected: list[str], origin: str) -> None:
+        self.folder = Path(folder)
+        self.expected = expected
+        self.origin = origin
+        if not self.folder.is_dir():
+            raise FileNotFoundError(
+                f"`folder` must hold {self._listed(expected)}, got '{self.folder}', which is no folder. "
+                f"The data are {origin}."
+            )
+        absent = [entry for entry in expected if self._first(entry) is None]
+        if absent:
+            raise self.missing(absent)
+
+    @staticmethod
+    def _listed(entries: Iterable[str]) -> str:
+        return ", ".join(entry.replace("|", " or ") for entry in entries)
+
+    def _first(self, entry: str) -> Path | None:
+        for choice in entry.split("|"):
+            path = self.folder / choice
+            if path.is_dir() if choice.endswith("/") else path.is_file():
+                return path
+        return None
+
+    def find(self, entry: str) -> Path:
+        """Where an expected entry is."""
+        path = self._first(entry)
+        if path is None:
+            raise self.missing([entry])
+        return path
+
+    def missing(self, entries: list[str]) -> FileNotFoundError:
+        """The error for entries that are not there: with what is."""
+        inside = sorted(path.name + "/" * path.is_dir() for path in self.folder.iterdir())
+        shown = ", ".join(inside[:8]) + (f" and {len(inside) - 8} more" if len(inside) > 8 else "")
+        return FileNotFoundError(
+            f"`folder` must hold {self._listed(dict.fromkeys([*self.expected, *entries]))}, "
+            f"got '{self.folder}' without {self._listed(entries)}. "
+            f"It holds {shown or 'nothing'}. The data are {self.origin}."
+        )
+
+    def wrong(self, expected: str, found: str = "") -> ValueError:
+        """The error for a file that holds something else."""
+        got = f", got {found}" if found else ""
+        return ValueError(f"{expected}{got}, in '{self.folder}'. The data are {self.origin}.")
+
+    def number(self, text: str) -> int:
+        try:
+            return int(text)
+        except ValueError:
+            raise self.wrong("a label must be a whole number", repr(text)) from None
+
+    def rows(self, file: str, columns: int, header: str | None = None) -> list[list[str]]:
+        """The lines of a text file of columns apart by spaces; the last may hold spaces. Lines up to a header go."""
+        lines = self.find(file).read_text(encoding="utf-8").splitlines()
+        if header is not None:
+            starts = [i for i, line in enumerate(lines[:2]) if line.split() == header.split()]
+            if not starts:
+                raise self.wrong(f"{file} must begin with the line '{header}'", repr(lines[0]) if lines else "no line")
+            lines = lines[starts[0] + 1 :]
+        rows = [line.split(maxsplit=columns - 1) for line in lines if line.strip()]
+        for row, line in zip(rows, (line for line in lines if line.strip()), strict=True):
+            if len(row) != columns:
+                raise self.wrong(f"{file} must have {columns} columns in each line", repr(line))
+        if not rows:
+            raise self.wrong(f"{file} must have at least one line", "none")
+        return [[*row[:-1], row[-1].rstrip()] for row in rows]
+
+
+def _checked(found: RetrievalSet, layout: _Layout, check_files: bool) -> RetrievalSet:
+    parts = {"train": found.train, "test": found.queries}
+    if found.gallery is not None:
+        parts = {"train": found.train, "query": found.queries, "gallery": found.gallery}
+    for name, part in parts.items():
+        if not part.paths:
+            raise layout.wrong(
+                f"there must be images to {name}" if name != "train" else "there must be training images"
+            )
+    if check_files:
+        _check_files([path for part in parts.values() for path in part.paths], layout.folder, layout.origin)
+    return found
+
+
+def _check_files(paths: Sequence[Path], folder: Path, origin: str) -> None:
+    absent = [path for path in paths if not path.is_file()]
+    if absent:
+        raise FileNotFoundError(
+            f"The {len(paths)} listed images must be under '{folder}', but {len(absent)} are not, the first: "
+            f"'{absent[0]}'. Unpack the images there. The data are {origin}. "
+            "With check_files=False the lists are read without them."
+        )
+
+
+# ---- as `sodeep compare --data` knows them ---------------------------------------------------------------------------
+
+PIXELS = 64
+"""Height and width that pictures are made small to."""
+
+
+def _pictures(paths: Sequence[Path]) -> Array:
+    """uint8 (n, PIXELS, PIXELS, 3): whole pictures, whatever their shape, by the mean over an area."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ValueError("Pictures are read with Pillow, which is not installed: pip install pillow.") from None
+    result = np.empty((len(paths), PIXELS, PIXELS, 3), dtype=np.uint8)
+    for pixels, path in zip(result, paths, strict=True):
+        try:
+            with Image.open(path) as picture:
+                picture.draft("RGB", (PIXELS, PIXELS))  # a JPEG is decoded at a fraction of its size
+                pixels[:] = np.asarray(picture.convert("RGB").resize((PIXELS, PIXELS), Image.Resampling.BOX))
+        except OSError as error:
+            raise ValueError(f"{path} must be a picture, got a file that Pillow cannot read ({error}).") from None
+    return result
+
+
+def _retrieval(name: str, found: RetrievalSet) -> RetrievalData:
+    gallery = found.gallery or Items([], [])
+    paths = found.train.paths + found.queries.paths + gallery.paths
+    labels = np.array(found.train.labels + found.queries.labels + gallery.labels)
+    split = np.repeat(["train", "test"], [len(found.train), len(found.queries) + len(gallery)])
+    asks = np.repeat([True, False], [len(found.train) + len(found.queries), len(gallery)])
+    return RetrievalData(name, _pictures(paths), labels, split, None if found.gallery is None else asks)
+
+
+def _captions(path: Path) -> CrossModalData:
+    file = _karpathy_file(path)
+    parts = {split: read_karpathy(file, file.parent, split=split) for split in SPLITS}
+    counts = [len(parts[split].paths) for split in SPLITS]
+    captions = [texts for split in SPLITS for texts in parts[split].captions]
+    owner = np.repeat(np.arange(sum(counts)), [len(texts) for texts in captions])
+    pictures = _pictures([path for split in SPLITS for path in parts[split].paths])
+    name = f"{file.stem.removeprefix('dataset_')} captions"
+    return CrossModalData(name, pictures, [t for texts in captions for t in texts], owner, np.repeat(SPLITS, counts))
+
+
+def _karpathy_file(path: Path) -> Path:
+    return path if path.is_file() else next(iter(sorted(path.glob("dataset_*.json"))), path / "dataset_coco.json")
+
+
+_MEDIAEVAL_FILES = (
+    ("ground-truth_dev-set.csv", "dev-set_video-captions.txt"),
+    ("train_scores.csv", "train_text_descriptions.csv"),
+)
+
+
+def _mediaeval_files(path: Path) -> tuple[Path, Path] | None:
+    pairs = [(path / scores, path / captions) for scores, captions in _MEDIAEVAL_FILES]
+    return next((pair for pair in pairs if all(file.is_file() for file in pair)), None)
+
+
+def _memorability(path: Path) -> MemorabilityData:
+    scores, captions = _mediaeval_files(path) or (path, path)
+    found = read_mediaeval(scores, captions)
+    return MemorabilityData("MediaEval, short term, from captions", np.array(found.scores), texts=found.captions)
+
+
+def _voc(path: Path) -> MultiLabelData:
+    parts = [read_voc(path, split=split) for split in ("trainval", "test")]
+    return MultiLabelData(
+        "VOC 2007",
+        torch.cat([part.labels for part in parts]).numpy(),
+        parts[0].names,
+        items=_pictures([file for part in parts for file in part.paths]),
+        split=np.repeat(["train", "test"], [len(part.paths) for part in parts]),
+        known=torch.cat([part.where for part in parts]).numpy(),
+    )
+
+
+def _features_layout(task: str, make: Callable[[str, dict[str, Array], Array], Any]) -> Layout:
+    """The npz of `read_features` as a layout. `make` gets its name, the arrays of all splits end to end, the splits."""
+    first = FEATURES[task][0]
+
+    def found(path: Path) -> bool:
+        if not path.is_file() or not zipfile.is_zipfile(path):
+            return False
+        with zipfile.ZipFile(path) as file:
+            return f"train_{first}.npy" in file.namelist()
+
+    def read(path: Path) -> Any:
+        splits = read_features(path, task)
+        rows = [len(arrays[first]) for arrays in splits.values()]
+        joined = {name: np.concatenate([arrays[name] for arrays in splits.values()]) for name in FEATURES[task]}
+        if "image_of_caption" in joined:  # rows of the split become rows of all
+            captions = [len(arrays["captions"]) for arrays in splits.values()]
+            joined["image_of_caption"] = joined["image_of_caption"] + np.repeat(np.cumsum([0, *rows[:-1]]), captions)
+        return make(path.stem, joined, np.repeat(list(splits), rows))
+
+    names = ", ".join(f"<split>_{name}" for name in FEATURES[task])
+    return Layout(f"an .npz of {names} for the splits train, val (optional) and test", found, read)
+
+
+def _holds(*names: str) -> Callable[[Path], bool]:
+    return lambda path: all((path / name).exists() for name in names)
+
+
+RETRIEVAL: dict[str, Layout] = {
+    "CUB-200-2011": Layout(
+        f"a folder with images.txt, image_class_labels.txt, classes.txt and images/: {_CUB}",
+        _holds("images.txt", "image_class_labels.txt"),
+        lambda path: _retrieval("CUB-200-2011, the second half of the classes unseen", read_cub(path)),
+    ),
+    "Stanford Online Products": Layout(
+        f"a folder with Ebay_train.txt, Ebay_test.txt and the folders of pictures: {_SOP}",
+        _holds("Ebay_train.txt"),
+        lambda path: _retrieval("Stanford Online Products", read_online_products(path)),
+    ),
+    "In-shop": Layout(
+        f"a folder with Eval/list_eval_partition.txt and img/: {_IN_SHOP}",
+        lambda path: any((path / part / "list_eval_partition.txt").is_file() for part in ("", "Eval", "Anno")),
+        lambda path: _retrieval("In-shop Clothes Retrieval", read_in_shop(path)),
+    ),
+    "features": _features_layout(
+        "retrieval", lambda name, of, split: RetrievalData(name, of["features"], of["labels"], split)
+    ),
+}
+CROSS_MODAL: dict[str, Layout] = {
+    "Karpathy": Layout(
+        f"a folder with dataset_coco.json or dataset_flickr30k.json, and the pictures where the file says: {_KARPATHY}",
+        lambda path: _karpathy_file(path).is_file() and _karpathy_file(path).suffix == ".json",
+        _captions,
+    ),
+    "features": _features_layout(
+        "cross-modal",
+        lambda name, of, split: CrossModalData(name, of["images"], of["captions"], of["image_of_caption"], split),
+    ),
+}
+MEMORABILITY: dict[str, Layout] = {
+    "MediaEval": Layout(
+        f"a folder with {' or '.join(' and '.join(pair) for pair in _MEDIAEVAL_FILES)}: {_MEDIAEVAL}",
+        lambda path: _mediaeval_files(path) is not None,
+        _memorability,
+    ),
+    "features": _features_layout(
+        "memorability",
+        lambda name, of, split: MemorabilityData(name, of["scores"], features=of["features"], split=split),
+    ),
+}
+MULTI_LABEL: dict[str, Layout] = {
+    "VOC 2007": Layout(
+        f"the folder VOCdevkit/VOC2007 with ImageSets/Main and JPEGImages: {_VOC}",
+        _holds("ImageSets/Main", "JPEGImages"),
+        _voc,
+    ),
+    "features": _features_layout(
+        "multi-label",
+        lambda name, of, split: MultiLabelData(
+            name,
+            of["labels"].astype(bool),
+            [f"label {i}" for i in range(of["labels"].shape[1])],
+            features=of["features"],
+            split=split,
+        ),
+    ),
+}
+"""What ``sodeep compare TASK --data`` may be, task by task."""

@@ -1,0 +1,93 @@
+"""The examples, run as a reader runs them but with tiny sizes; what they print must get better."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import sodeep
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+RUN_HERE = {"retrieval", "memorability", "multi_label", "lightning_retrieval", "custom_rank_fn", "spearman_regression",
+            "pair_weights"}  # fmt: skip
+
+
+def run(name, *options):
+    """What the command of an example prints."""
+    main = runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]
+    result = CliRunner().invoke(main, list(options), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def numbers(pattern, text):
+    """The numbers that follow `pattern` in a text, in order."""
+    return [float(number) for number in re.findall(rf"{re.escape(pattern)} (-?\d+\.\d+)", text)]
+
+
+def test_every_example_is_run():
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == RUN_HERE
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_examples_are_short(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) < 60
+
+
+def test_retrieval():
+    pytest.importorskip("sklearn")
+    text = run("retrieval", "--epochs", "1")
+    before, after = numbers("mAP@R", text)
+    assert after > before + 0.1
+    before, after = numbers("hit rate at 1", text)
+    assert after > 0.9
+    assert run("retrieval", "--epochs", "1") == text  # seeded
+
+
+def test_memorability():
+    text = run("memorability", "--steps", "100")
+    before, after = numbers("Spearman", text)
+    assert after > before + 0.2
+    before, after = numbers("mean absolute error", text)
+    assert after < before - 0.2
+
+
+def test_multi_label():
+    pytest.importorskip("sklearn")
+    before, after = numbers("mAP", run("multi_label", "--epochs", "5"))
+    assert after > before + 0.2
+
+
+@pytest.mark.filterwarnings("ignore")  # those of Lightning are not ours to mend
+def test_lightning_retrieval():
+    pytest.importorskip("sklearn")
+    pytest.importorskip("lightning")
+    before, after = numbers("mAP@R", run("lightning_retrieval", "--epochs", "1"))
+    assert after > before + 0.05
+
+
+def test_custom_rank_fn():
+    untrained = numbers("error", run("custom_rank_fn", "--steps", "0"))
+    trained = numbers("error", run("custom_rank_fn", "--steps", "30"))
+    assert trained[1] < untrained[1]  # TinySorter
+    assert trained[2] == 0  # exact forward
+
+
+def test_spearman_regression(tmp_path):
+    pytest.importorskip("sklearn")
+    path = tmp_path / "tiny.safetensors"
+    config = sodeep.TrainConfig(sorter="set", seq_len=32, steps=2, batch_size=8, device="cpu")
+    sodeep.train_sorter(config, out=path)
+    text = run("spearman_regression", "--sorter", str(path), "--seeds", "1", "--epochs", "20")
+    values = [float(value) for value in re.findall(r"(\d\.\d+) ±", text)]
+    assert len(values) == 3
+    assert min(values[:2]) > 0.4  # the third is that of a sorter that has learned nothing
+
+
+def test_pair_weights(tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "weights.png"
+    runpy.run_path(str(EXAMPLES / "pair_weights.py"))["draw"](str(path))
+    assert path.read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,592 @@
+"""Reports of comparisons whose numbers are made up, so that every figure of a table is known."""
+
+import base64
+import io
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import torch
+
+import sodeep
+from sodeep import report
+from sodeep.compare import Run
+from sodeep.metrics import average_precision
+from sodeep.report import NO_MATPLOTLIB, write_report, write_tensorboard
+
+LOSSES = {"multi-similarity": 0.5, "map:laplace": 0.6, "mine:Loss": 0.45}
+"""Name -> mAP of seed 0; a hundredth more with every seed, and a thousandth of jitter."""
+JITTER = [0.0, 0.001, -0.001]
+
+
+def retrieval_details(rng, kind="strip_queries"):
+    ap = rng.random(30)
+    pictures = rng.integers(0, 256, (4, 10, 6, 8), dtype=np.uint8)
+    asked = pictures[:, 0] if kind == "strip_queries" else np.array(["a text", "une étoile", "x" * 80, "four"])
+    return {
+        "ap": ap,
+        "ap_quantized": ap + 0.01 * rng.random(30),
+        kind: asked,
+        "strip_pictures": pictures,
+        "strip_right": rng.random((4, 10)) < 0.5,
+        "strip_kind": np.array(["random", "random", "worst", "worst"]),
+        "strip_ap": ap[:4],
+        "embeddings": rng.random((9, 5)).astype(np.float16),
+        "embedding_labels": np.array(["a\tb"] * 9),
+        "thumbnails": pictures.reshape(40, 6, 8)[:9],
+    }
+
+
+def write_runs(folder, task="retrieval", losses=LOSSES, seeds=3, metrics=("mAP", "R@1"), details=retrieval_details):
+    """A comparison: one tuning run and one test of each loss and seed."""
+    (folder / "details").mkdir(parents=True, exist_ok=True)
+    lines = []
+    for place, (loss, value) in enumerate(losses.items()):
+        for seed in range(seeds):
+            rng = np.random.default_rng([place, seed])
+            mine = value + 0.01 * seed + (JITTER[seed] if place else 0)
+            curve = [(10, value / 2), (20 + seed, mine)]
+            name = f"details/{place}-{seed}.npz"
+            if details is not None:
+                np.savez(folder / name, **details(rng))
+            run = Run(
+                task, "made-up numbers", loss, seed, {"lr": 0.001}, "tuning", "ok", dict.fromkeys(metrics, mine),
+                {"loss/train": [(i, 1 / (i + 1)) for i in range(60)], f"val/{metrics[0]}": curve},
+                20, 0.002 * (place + 1), 3_000_000 if place else None,
+            )  # fmt: skip
+            test = Run(**{**vars(run), "stage": "test", "details": name if details is not None else None})
+            lines += [run.to_json(), test.to_json()]
+    (folder / "runs.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def add(folder, **values):
+    """One more run."""
+    run = Run("retrieval", "made-up numbers", **{"settings": {"lr": 0.1}, "stage": "tuning", **values})
+    with (folder / "runs.jsonl").open("a") as file:
+        file.write(run.to_json() + "\n")
+
+
+class Page(HTMLParser):
+    """What a test asks of a page: its text, its tags, the sources of its pictures."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.pictures, self.text, self.attributes = [], [], "", []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value) for name, value in attrs]
+        if tag == "img":
+            self.pictures.append(dict(attrs)["src"])
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.fixture
+def no_pictures(monkeypatch):
+    """For tests of text alone, which pictures would slow down."""
+    monkeypatch.setattr(report, "_pictures", lambda *_: iter(()))
+
+
+def page(folder):
+    return Page((folder / "report.html").read_text(encoding="utf-8"))
+
+
+# ---- text ------------------------------------------------------------------------------------------------------------
+
+
+def test_markdown(tmp_path):
+    """All of it: 0.6, 0.611, 0.619 against 0.5, 0.51, 0.52 differ by 0.1, 0.101, 0.099; t(0.975, 2) is 4.3027."""
+    write_runs(tmp_path, losses={"multi-similarity": 0.5, "map:laplace": 0.6})
+    values = {"loss": math.nan, "gradient norm": 12.5}
+    failure = {"step": 7, "reason": "loss not finite", "values": values}
+    add(tmp_path, loss="map:laplace", seed=2, status="failed", failure=failure)
+    pytest.importorskip("matplotlib")
+    found = write_report(tmp_path, command="sodeep compare retrieval")
+    assert found.notes == []
+    assert found.files["markdown"] == tmp_path / "report.md"
+    assert found.files["markdown"].read_text(encoding="utf-8") == (
+        "# Losses compared: retrieval\n"
+        "\n"
+        "Data: made-up numbers. Baseline: multi-similarity. 2 losses, 3 seeds, 20 steps, on cpu.\n"
+        "\n"
+        "    sodeep compare retrieval\n"
+        "\n"
+        "* map:laplace has the best mean mAP: 0.610 ± 0.010 over 3 seeds.\n"
+        "* Better than multi-similarity: map:laplace.\n"
+        "* 1 of 13 runs failed; see below.\n"
+        "\n"
+        "## Results\n"
+        "\n"
+        "| loss | seeds | mAP ↑ | R@1 ↑ |\n"
+        "|---|---:|---:|---:|\n"
+        "| map:laplace | 3 | **0.610 ± 0.010** | **0.610 ± 0.010** |\n"
+        "| multi-similarity | 3 | 0.510 ± 0.010 | 0.510 ± 0.010 |\n"
+        "\n"
+        "Mean ± standard deviation over the seeds, on the test split. ↑ higher is better, ↓ lower; the best mean of a "
+        "column is bold.\n"
+        "\n"
+        "## Differences to multi-similarity\n"
+        "\n"
+        "| loss | mAP ↑ | R@1 ↑ |\n"
+        "|---|---:|---:|\n"
+        "| map:laplace | +0.100 [+0.098, +0.102] | +0.100 [+0.098, +0.102] |\n"
+        "\n"
+        "Mean and 95% interval (Student's t over the seeds) of the difference, seed by seed: the same split, first "
+        "weights and batches. An interval that holds 0 tells nothing apart. Each is of one comparison, not corrected "
+        "for how many there are.\n"
+        "\n"
+        "## Settings and cost\n"
+        "\n"
+        "| loss | chosen | ms per step | peak MB of a step |\n"
+        "|---|---|---:|---:|\n"
+        "| multi-similarity | lr 0.001 (3 seeds) | 2.0 | \N{EN DASH} |\n"
+        "| map:laplace | lr 0.001 (3 seeds) | 4.0 | 3.0 |\n"
+        "\n"
+        "Settings are those best on the validation split. A step is encoder and loss, forward and backward.\n"
+        "\n"
+        "## Failed runs\n"
+        "\n"
+        "| loss | seed | settings | step | reason | values |\n"
+        "|---|---|---|---|---|---|\n"
+        "| map:laplace | 2 | lr 0.1 | 7 | loss not finite | loss nan, gradient norm 12.5 |\n"
+        "\n"
+        "Pictures: report.html.\n"
+    )
+
+
+def findings(tmp_path, **options):
+    write_runs(tmp_path, details=None, **options)
+    (part,) = report._parts(tmp_path, None)
+    return report._findings(part)
+
+
+def test_the_baseline_may_win(tmp_path):
+    assert findings(tmp_path, losses={"multi-similarity": 0.5, "triplet": 0.4, "nt-xent": 0.4999}) == [
+        "The baseline multi-similarity has the best mean mAP: 0.510 ± 0.010 over 3 seeds.",
+        "Worse than multi-similarity: triplet.",
+        "Not told apart from multi-similarity by these seeds: nt-xent.",
+    ]
+
+
+def test_lower_may_be_better(tmp_path):
+    """MAE is not the headline of any task, so it is made the only metric there is."""
+    losses = {"mse": 0.5, "l1": 0.4, "spearman:laplace": 0.6}
+    assert findings(tmp_path, task="memorability", losses=losses, metrics=("MAE",)) == [
+        "l1 has the best mean MAE: 0.410 ± 0.010 over 3 seeds.",
+        "Better than mse: l1.",
+        "Worse than mse: spearman:laplace.",
+    ]
+    (part,) = report._parts(tmp_path, None)
+    assert part.ranked == ["l1", "mse", "spearman:laplace"]
+    assert report._results(part).header == ["loss", "seeds", "MAE ↓"]
+
+
+def test_one_seed_tells_no_difference(tmp_path):
+    assert findings(tmp_path, seeds=1) == [
+        "map:laplace has the best mean mAP: 0.600 over 1 seed.",
+        "With one seed in common there is no spread: take no difference for more than chance.",
+    ]
+    (part,) = report._parts(tmp_path, None)
+    assert [table.title for table in report._tables(part)] == ["Results", "Settings and cost"]
+
+
+def test_nothing_finished(tmp_path):
+    add(
+        tmp_path,
+        loss="triplet",
+        seed=0,
+        status="failed",
+        failure={"step": 1, "reason": "RuntimeError: no", "values": {}},
+    )
+    found = write_report(tmp_path)
+    text = found.files["markdown"].read_text(encoding="utf-8")
+    assert "* No run was finished.\n" in text
+    assert "| triplet | 0 | lr 0.1 | 1 | RuntimeError: no | \N{EN DASH} |\n" in text
+    assert page(tmp_path).pictures == []
+
+
+def test_a_loss_without_a_result_stands_last(tmp_path, no_pictures):
+    write_runs(tmp_path, details=None, losses={"multi-similarity": 0.5})
+    add(tmp_path, loss="triplet", seed=0, status="failed", failure={"step": 1, "reason": "no", "values": {}})
+    text = write_report(tmp_path).files["markdown"].read_text(encoding="utf-8")
+    assert "| triplet | 0 | \N{EN DASH} | \N{EN DASH} |\n" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "plain", "signed"),
+    [
+        (0.12345, "0.123", "+0.123"),
+        (-0.5, "−0.500", "−0.500"),  # noqa: RUF001
+        (-0.0001, "0.000", "+0.000"),
+        (246.04, "246.0", "+246.0"),
+        (math.nan, "\N{EN DASH}", "\N{EN DASH}"),
+    ],
+)
+def test_numbers(value, plain, signed):
+    assert report._number(value) == plain
+    assert report._number(value, signed=True) == signed
+
+
+def test_json_has_the_same_numbers_and_is_strict(tmp_path, no_pictures):
+    write_runs(tmp_path, details=None)
+    add(
+        tmp_path,
+        loss="mine:Loss",
+        seed=2,
+        status="failed",
+        failure={"step": 7, "reason": "x", "values": {"loss": math.inf}},
+    )
+
+    def refuse(token):
+        raise ValueError(token)
+
+    text = write_report(tmp_path).files["json"].read_text(encoding="utf-8")
+    data = json.loads(text, parse_constant=refuse)
+    (comparison,) = data["comparisons"]
+    assert comparison["higher_is_better"] == {"mAP": True, "R@1": True}
+    cell = comparison["losses"]["map:laplace"]["metrics"]["mAP"]
+    assert cell["n"] == 3
+    np.testing.assert_allclose([cell["mean"], cell["difference"]], [0.61, 0.1])
+    assert comparison["losses"]["multi-similarity"]["metrics"]["mAP"]["low"] is None
+    assert comparison["losses"]["map:laplace"]["settings"] == [{"chosen": {"lr": 0.001}, "seeds": 3}]
+    assert len(comparison["runs"]) == 19
+    assert comparison["findings"][0] == "map:laplace has the best mean mAP: 0.610 ± 0.010 over 3 seeds."
+
+
+def test_versions_are_those_of_the_comparison(tmp_path, no_pictures):
+    write_runs(tmp_path, details=None)
+    (tmp_path / "comparison.json").write_text('{"batch_size": 64, "sodeep": "0.0.7", "torch": "2.4.0"}')
+    text = write_report(tmp_path).files["markdown"].read_text(encoding="utf-8")
+    assert "3 seeds, 20 steps, 64 items a step, on cpu; sodeep 0.0.7, torch 2.4.0.\n" in text
+
+
+def test_errors(tmp_path):
+    with pytest.raises(FileNotFoundError) as error:
+        write_report(tmp_path)
+    assert str(error.value) == f"`folder` must hold the runs.jsonl of a comparison, got {tmp_path} without one."
+    (tmp_path / "runs.jsonl").write_text("")
+    with pytest.raises(FileNotFoundError) as error:
+        write_report(tmp_path)
+    assert str(error.value) == (f"`folder` must hold runs of a comparison (runs.jsonl), got '{tmp_path}' without any.")
+    write_runs(tmp_path, details=None)
+    with pytest.raises(ValueError) as error:  # noqa: PT011  # the whole message is below
+        write_report(tmp_path, baseline="triplet")
+    assert str(error.value) == ("`baseline` must be one of multi-similarity, map:laplace, mine:Loss, got 'triplet'.")
+
+
+def test_another_folder_and_another_baseline(tmp_path, no_pictures):
+    write_runs(tmp_path / "runs", details=None)
+    found = write_report(tmp_path / "runs", tmp_path / "new" / "report", baseline="map:laplace")
+    assert sorted(path.name for path in (tmp_path / "new" / "report").iterdir()) == [
+        "report.html", "report.json", "report.md",
+    ]  # fmt: skip
+    assert "Worse than map:laplace: multi-similarity, mine:Loss." in found.files["markdown"].read_text(encoding="utf-8")
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["details", "runs.jsonl"]
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+RETRIEVAL_PICTURES = [
+    "mAP of every seed",
+    "Learning curves",
+    "Training losses",
+    "Average precision against its quantised form",
+    "Random queries: map:laplace",
+    "Queries of lowest average precision: map:laplace",
+    "Random queries: multi-similarity",
+    "Queries of lowest average precision: multi-similarity",
+    "Pair weights",
+    "Cost of a step",
+]
+
+
+def titles(folder, losses=None):
+    (part,) = report._parts(folder, None)
+    return [picture.title for picture in report._pictures(part, losses or {})]
+
+
+def decoded(source):
+    image = pytest.importorskip("PIL.Image")
+    head, data = source.split(",")
+    assert head == "data:image/png;base64"
+    with image.open(io.BytesIO(base64.b64decode(data))) as picture:
+        return np.asarray(picture.convert("RGB"))
+
+
+def test_the_page_holds_its_pictures(tmp_path):
+    pytest.importorskip("matplotlib")
+    write_runs(tmp_path)
+    write_report(tmp_path)
+    assert titles(tmp_path) == RETRIEVAL_PICTURES
+    found = page(tmp_path)
+    assert len(found.pictures) == len(RETRIEVAL_PICTURES)
+    for source in found.pictures:
+        pixels = decoded(source)
+        assert min(pixels.shape[:2]) > 100
+        assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 10  # something is drawn
+    assert [value for tag, name, value in found.attributes if name == "alt"] == RETRIEVAL_PICTURES
+    for title in [*RETRIEVAL_PICTURES, "Results", "Differences to multi-similarity", "Settings and cost"]:
+        assert title in found.text
+    assert "0.610 ± 0.010" in found.text
+
+
+def test_the_page_loads_nothing(tmp_path):
+    write_runs(tmp_path, details=None)
+    write_report(tmp_path)
+    found = page(tmp_path)
+    assert not {"script", "iframe", "object", "embed", "audio", "video"} & set(found.tags)
+    for tag, name, value in found.attributes:
+        if name in ("src", "href"):
+            assert value.startswith("data:"), (tag, value[:80])
+        assert not name.startswith("on")
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert not re.search(r"url\(|@import", text)
+
+
+def test_names_are_text_and_no_markup(tmp_path):
+    hostile = '<img src="http://x.test/a.png" onerror="alert(1)">|`'
+    write_runs(tmp_path, details=None, losses={"multi-similarity": 0.5, hostile: 0.4})
+    found = write_report(tmp_path, command="<script>alert(2)</script>")
+    assert "script" not in page(tmp_path).tags
+    assert hostile in page(tmp_path).text
+    for _, name, value in page(tmp_path).attributes:
+        assert name != "onerror"
+        assert "x.test" not in (value or "") or name == "alt"
+    rows = [
+        line
+        for line in found.files["markdown"].read_text(encoding="utf-8").splitlines()
+        if "x.test" in line and line[0] == "|"
+    ]
+    assert all(line.count(" | ") == rows[0].count(" | ") for line in rows[:1])
+    assert "\\|`" in rows[0]
+
+
+@pytest.mark.parametrize(
+    ("task", "metric", "details", "titles_wanted"),
+    [
+        (
+            "memorability",
+            "Spearman",
+            lambda rng: {"predicted": rng.random(50).astype(np.float32), "true": rng.random(50).astype(np.float32)},
+            {"Spearman of every seed", "Predicted against true ranks"},
+        ),
+        (
+            "multi-label",
+            "mAP",
+            lambda rng: {
+                "scores": rng.normal(size=(40, 3)).astype(np.float16),
+                "relevant": np.stack([rng.random(40) < 0.3, rng.random(40) < 0.5, np.zeros(40, dtype=bool)], axis=1),
+                "known": rng.random((40, 3)) < 0.9,
+                "label_names": np.array(["a", "b", "none has this"]),
+                "ap": rng.random(3),
+            },
+            {"mAP of every seed", "Precision and recall"},
+        ),
+        ("cross-modal", "R@1 mean", lambda rng: retrieval_details(rng, "strip_texts"), {"Random queries: b"}),
+    ],
+    ids=["memorability", "multi-label", "cross-modal"],
+)
+def test_pictures_of_every_task(tmp_path, task, metric, details, titles_wanted):
+    pytest.importorskip("matplotlib")
+    write_runs(tmp_path, task=task, losses={"a": 0.3, "b": 0.4}, metrics=(metric,), details=details)
+    write_report(tmp_path)
+    assert titles_wanted <= set(titles(tmp_path))
+    assert len(page(tmp_path).pictures) == len(titles(tmp_path))
+    for source in page(tmp_path).pictures:
+        decoded(source)
+
+
+def test_a_loss_of_ones_own_gets_pair_weights_when_it_is_given(tmp_path):
+    pytest.importorskip("matplotlib")
+    write_runs(tmp_path, details=None, losses={"mine:Loss": 0.4})
+    assert "Pair weights" not in titles(tmp_path)  # a folder of runs may name anything: its code is not run
+    assert "Pair weights" in titles(tmp_path, {"mine:Loss": sodeep.NCALoss()})
+
+
+def test_pair_weights_of_a_list_that_is_refused():
+    def short(scores, relevant):
+        if scores.shape[-1] > 100:
+            raise ValueError("too long")
+        return sodeep.nca_loss(scores, relevant)
+
+    def refuses(scores, relevant):
+        raise ValueError("never")
+
+    weights, scores, relevant = report._weights({"nca": sodeep.nca_loss})
+    assert (len(scores), int(relevant.sum()), weights["nca"].shape) == (1000, 200, (1000,))
+    weights, scores, _ = report._weights({"nca": sodeep.nca_loss, "short": short, "refuses": refuses})
+    assert (len(scores), list(weights)) == (100, ["nca", "short"])
+
+
+def test_sums_are_drawn_with_their_weight(tmp_path):
+    write_runs(tmp_path, details=None, losses={"bce+map:laplace": 0.4}, metrics=("mAP",), task="multi-label")
+    text = (tmp_path / "runs.jsonl").read_text().replace('"lr": 0.001', '"lr": 0.001, "weight": 3.0')
+    (tmp_path / "runs.jsonl").write_text(text)
+    (part,) = report._parts(tmp_path, None)
+    loss = report._callables(part, {})["bce+map:laplace"]
+    scores, relevant = torch.randn(20), torch.rand(20) < 0.5
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(scores, relevant.float()) + 3 * sodeep.map_loss(
+        scores, relevant, rank_fn=sodeep.laplace_rank
+    )
+    torch.testing.assert_close(loss(scores, relevant), expected)
+
+
+def test_precision_at_recall():
+    """Right at places 1, 3, 6 of 7: precision 1, 2/3, 1/2 where a third, two thirds and all are found."""
+    scores, relevant = np.arange(7, 0, -1.0), np.array([1, 0, 1, 0, 0, 1, 0], dtype=bool)
+    found = report._precision_at(np.array([0, 1 / 3, 0.34, 2 / 3, 1]), scores, relevant)
+    np.testing.assert_allclose(found, [1, 1, 2 / 3, 2 / 3, 1 / 2])
+    # all tied: the precision of the whole list, whatever the order
+    np.testing.assert_allclose(report._precision_at(np.array([0.0, 1.0]), np.zeros(7), relevant), [3 / 7, 3 / 7])
+    # a fine grid sums to average precision
+    rng = np.random.default_rng(0)
+    scores, relevant = rng.random(60), rng.random(60) < 0.3
+    grid = (np.arange(relevant.sum()) + 1) / relevant.sum()
+    expected = float(average_precision(torch.tensor(scores), torch.tensor(relevant)))
+    np.testing.assert_allclose(report._precision_at(grid, scores, relevant).mean(), expected)
+
+
+def test_without_matplotlib_the_text_is_complete(tmp_path, monkeypatch):
+    write_runs(tmp_path)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for name in [name for name in sys.modules if name.startswith(("matplotlib.", "sodeep.pictures"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(sodeep, "pictures", raising=False)
+    found = write_report(tmp_path)
+    assert found.notes == [NO_MATPLOTLIB]
+    text = found.files["markdown"].read_text(encoding="utf-8")
+    assert text.endswith(f"\n{NO_MATPLOTLIB}\n")
+    assert "| map:laplace | 3 | **0.610 ± 0.010** |" in text
+    assert json.loads(found.files["json"].read_text(encoding="utf-8"))["notes"] == [NO_MATPLOTLIB]
+    assert page(tmp_path).pictures == []
+    assert NO_MATPLOTLIB in page(tmp_path).text
+    assert "0.610 ± 0.010" in page(tmp_path).text
+    monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter.add_embedding", lambda *_, **__: None)
+    assert write_tensorboard(tmp_path, tmp_path / "board") == [NO_MATPLOTLIB]
+
+
+# ---- in a browser ----------------------------------------------------------------------------------------------------
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+def browse(path, tmp_path):
+    """The document as the browser built it, and what it wrote to the console."""
+    command = [
+        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+        "--disable-background-networking", "--disable-component-update", "--disable-sync",
+        f"--user-data-dir={tmp_path / 'profile'}", "--proxy-server=127.0.0.1:9", "--enable-logging=stderr",
+        "--virtual-time-budget=5000", "--dump-dom", path.as_uri(),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
+def test_the_page_in_a_browser(tmp_path):
+    """No message on the console: neither an error nor a request, which the policy of the page or the proxy refuses."""
+    pytest.importorskip("matplotlib")
+    write_runs(tmp_path)
+    write_report(tmp_path)
+    document, console = browse(tmp_path / "report.html", tmp_path)
+    assert console == []
+    assert document.count("<img") == len(RETRIEVAL_PICTURES)
+    # the same page with a script that tells how large its pictures came out; the page itself allows none
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    script = "document.title = [...document.images].map(i => i.complete && i.naturalWidth).join()"
+    text = re.sub(r"<meta http-equiv[^>]*>", "", text).replace(
+        "</body>", f"<script>onload = () => {{ {script} }}</script></body>"
+    )
+    (tmp_path / "asked.html").write_text(text, encoding="utf-8")
+    document, _ = browse(tmp_path / "asked.html", tmp_path)
+    widths = [int(width) for width in re.search(r"<title>([^<]*)</title>", document)[1].split(",")]
+    assert len(widths) == len(RETRIEVAL_PICTURES)
+    assert min(widths) > 300
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
+def test_the_browser_would_tell(tmp_path):
+    """The check above sees a request that is made."""
+    policy = report._POLICY
+    (tmp_path / "bad.html").write_text(
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}"><img src="http://x.test/a.png">'
+    )
+    _, console = browse(tmp_path / "bad.html", tmp_path)
+    assert len(console) > 0
+
+
+# ---- TensorBoard -----------------------------------------------------------------------------------------------------
+
+
+def test_tensorboard(tmp_path):
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("PIL")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    write_runs(tmp_path / "runs")
+    assert write_tensorboard(tmp_path / "runs", tmp_path / "board") == []
+    folder = tmp_path / "board/retrieval/map_laplace/seed 1"
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    tags = events.Tags()
+    assert sorted(tags["scalars"]) == ["loss/train", "test/R@1", "test/mAP", "val/mAP"]
+    assert [(event.step, round(event.value, 6)) for event in events.Scalars("val/mAP")] == [(10, 0.3), (21, 0.611)]
+    assert round(events.Scalars("test/mAP")[0].value, 6) == 0.611
+    plugins = {events.SummaryMetadata(tag).plugin_data.plugin_name for tag in tags["tensors"]}
+    hparams = [tag for tag in events.summary_metadata if "hparams" in tag]
+    assert sorted(hparams) == [
+        "_hparams_/experiment", "_hparams_/session_end_info", "_hparams_/session_start_info",
+    ]  # fmt: skip
+    assert plugins <= {"text"}
+    config = (folder / "projector_config.pbtxt").read_text()
+    assert "sprite" in config
+    (rows,) = folder.rglob("tensors.tsv")
+    assert len(rows.read_text().splitlines()) == 9
+    (labels,) = folder.rglob("metadata.tsv")
+    assert labels.read_text().splitlines() == ["a b"] * 9
+    with pytest.raises(ValueError) as error:  # noqa: PT011  # the whole message is below
+        write_tensorboard(tmp_path / "runs", tmp_path / "board")
+    assert str(error.value) == (
+        f"`log_dir` must not hold retrieval yet, got '{tmp_path / 'board'}'. Choose another, or delete it."
+    )
+    board = EventAccumulator(str(tmp_path / "board/retrieval"), size_guidance={"images": 0})
+    board.Reload()
+    assert board.Tags()["images"] == RETRIEVAL_PICTURES
+
+
+def test_tensorboard_precision_and_recall(tmp_path):
+    pytest.importorskip("matplotlib")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.util.tensor_util import make_ndarray
+
+    def details(rng):
+        relevant = np.array([[1, 0], [0, 0], [1, 0], [0, 0]], dtype=bool)
+        return {
+            "scores": np.array([[4.0, 1], [3, 1], [2, 1], [1, 1]], dtype=np.float16),
+            "relevant": relevant,
+            "known": np.ones((4, 2), dtype=bool),
+            "label_names": np.array(["joy", "none"]),
+        }
+
+    write_runs(tmp_path / "runs", task="multi-label", losses={"bce": 0.4}, seeds=1, metrics=("mAP",), details=details)
+    write_tensorboard(tmp_path / "runs", tmp_path / "board")
+    events = EventAccumulator(str(tmp_path / "board/multi-label/bce/seed 0"))
+    events.Reload()
+    tags = [tag for tag in events.Tags()["tensors"] if "precision" in tag]
+    assert tags == ["precision and recall/joy"]
+    values = make_ndarray(events.Tensors(tags[0])[0].tensor_proto)
+    precision, recall = values[-2:]
+    assert {(round(float(p), 2), round(float(r), 2)) for p, r in zip(precision, recall, strict=True)} >= {
+        (0.5, 1.0), (0.67, 1.0), (0.5, 0.5), (1.0, 0.5),
+    }  # fmt: skip
