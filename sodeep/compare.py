@@ -739,8 +739,9 @@ def text_table(summary: Summary) -> str:
     seeds = f"{len(summary.seeds)} seed{'s' * (len(summary.seeds) != 1)}"
     blocks = [f"{summary.task} on {summary.data}: mean ± sd of {seeds}, * = best mean"]
     names = list(summary.metrics)
-    for start in range(0, max(1, len(names)), 6):
-        blocks.append(_block(summary, names[start : start + 6], with_difference=start == 0))
+    size = math.ceil(len(names) / math.ceil(len(names) / 6)) if names else 1
+    for start in range(0, max(1, len(names)), size):
+        blocks.append(_block(summary, names[start : start + size], with_difference=start == 0))
     blocks.append("\n".join(_failure_note(run) for run in summary.failed))
     return "\n\n".join(filter(None, blocks))
 

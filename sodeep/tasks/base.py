@@ -184,7 +184,7 @@ def with_validation(split: Array, seed: int, share: float = 0.15) -> Array:
     """The split itself if it has a "val", else with a share of "train" drawn for it."""
     unknown = set(np.unique(split)) - set(SPLITS)
     if unknown:
-        raise ValueError(f"`split` must hold train, val and test only, got {describe(sorted(unknown)[0])}.")
+        raise ValueError(f"`split` must hold train, val and test only, got {describe(str(min(unknown)))}.")
     if (split == "val").any():
         return split
     train = np.flatnonzero(split == "train")
