@@ -16,7 +16,7 @@ from sklearn.metrics import average_precision_score
 import sodeep
 from sodeep.tasks import TASKS, CrossModalData, MemorabilityData, MultiLabelData, RetrievalData, encoders, memorability
 from sodeep.tasks.base import SPLITS
-from sodeep.tasks.contenders import LOSSES, PEERS, RANK_LOSSES, PaddedRank, contender, rank_function
+from sodeep.tasks.contenders import LOSSES, PEERS, RANK_LOSSES, PaddedRank, contender, default_losses, rank_function
 from sodeep.tasks.cross_modal import CrossModal
 from sodeep.tasks.memorability import Memorability
 from sodeep.tasks.multi_label import MultiLabel
@@ -62,7 +62,7 @@ def test_defaults_fit_the_task(task):
     assert task.baseline in task.losses
     assert task.headline == next(iter(task.metrics))
     assert task.metrics[task.headline]
-    for loss in task.losses:
+    for loss in default_losses(type(task)):
         assert contender(loss).forms <= set(task.accepts)
 
 
@@ -99,6 +99,11 @@ def test_evaluation_is_repeatable_and_leaves_the_model_as_it_was(task):
     assert model.training
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, state[name], rtol=0, atol=0)
+
+
+def test_losses_on_a_sorter_that_is_not_shipped_are_left_out(task, monkeypatch):
+    monkeypatch.setattr("sodeep.tasks.contenders.list_sorters", list)
+    assert default_losses(type(task)) == [loss for loss in task.losses if not loss.endswith(":set")]
 
 
 def test_a_model_is_made_by_the_seed_of_torch(task):
@@ -395,7 +400,7 @@ def test_sentences(tmp_path):
 
 
 def test_text_features_are_fitted_on_the_training_texts_alone():
-    words = "red green blue small large dog cat runs sleeps sings".split()
+    words = ["red", "green", "blue", "small", "large", "dog", "cat", "runs", "sleeps", "sings"]
     texts = [" ".join(RNG(i).choice(words, 4)) for i in range(40)]
     other = texts[:30] + ["entirely other words"] * 10
     kind, first = memorability.text_features(texts, np.arange(30), width=8)

@@ -229,7 +229,7 @@ class Task(ABC):
     baseline: ClassVar[str]
     """The loss that others are compared with, unless the user says another."""
     losses: ClassVar[tuple[str, ...]]
-    """The losses compared by default; the baseline is one of them."""
+    """The losses compared by default, the baseline among them; those on a sorter only where it is shipped."""
     accepts: ClassVar[tuple[str, ...]]
     """Forms of losses that fit, see `sodeep.tasks.contenders`; the first is that of a user's own loss."""
     epochs: ClassVar[int]

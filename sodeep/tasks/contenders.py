@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from sodeep import losses as losses_
 from sodeep.checkpoint import list_sorters, load_sorter
 from sodeep.ranks import RankFunction, blackbox_rank, laplace_rank, sigmoid_rank
-from sodeep.tasks.base import Loss
+from sodeep.tasks.base import Loss, Task
 
 FORMS = {
     "target": "loss(scores (n,), target (n,)): regression",
@@ -244,6 +244,12 @@ def contender(name: str) -> Contender:
         "a sorter file or module:attribute; "
         f"{', '.join(f'peer:{peer}' for peer in PEERS)}; module:attribute for your own; or A+B, got {name!r}."
     )
+
+
+def default_losses(task: type[Task]) -> list[str]:
+    """The losses of the task that can be had: one on a shipped sorter is left out where that is not installed."""
+    known = {"", *_rank_names()}
+    return [loss for loss in task.losses if all(part.partition(":")[2] in known for part in loss.split("+"))]
 
 
 def rank_function(name: str) -> RankFunction:

@@ -48,10 +48,10 @@ class Memorability(Task):
     metrics = {"Spearman": True, "MAE": False, "MAE fitted": False}  # noqa: RUF012
     headline = "Spearman"
     baseline = "mse"
-    losses = ("mse", "l1", "spearman:laplace", "spearman:sigmoid", "spearman:blackbox", "mse+spearman:laplace")
+    losses = ("mse", "l1", "spearman:laplace", "spearman:sigmoid", "spearman:blackbox", "spearman:set")
     accepts = ("target",)
     epochs = 40
-    rates = (1e-3, 1e-2)
+    rates = (5e-4, 5e-3)
 
     def __init__(self, data: MemorabilityData, seed: int = 0, batch_size: int = BATCH_SIZE) -> None:
         n = len(data.target)
