@@ -68,12 +68,13 @@ def compare(
     from sodeep import compare as comparing
     from sodeep.report import write_report
     from sodeep.tasks import TASKS
+    from sodeep.tasks.contenders import default_losses
 
     out = out or Path("runs") / task
     names = list(losses)
     if baseline is not None and baseline not in names:
         # a baseline is compared too; without --loss, with the losses of the task
-        names = [baseline, *(names or (TASKS[task].losses if task in TASKS else ()))]
+        names = [baseline, *(names or (default_losses(TASKS[task]) if task in TASKS else ()))]
     progress = None if quiet else _Progress()
     try:
         runs = comparing.compare(

@@ -55,7 +55,7 @@ from sodeep._checks import check_at_least, check_choice
 from sodeep.checkpoint import write_atomic
 from sodeep.tasks import TASKS, Task
 from sodeep.tasks.base import BATCH_SIZE
-from sodeep.tasks.contenders import Contender, contender
+from sodeep.tasks.contenders import Contender, contender, default_losses
 
 VALIDATIONS = 10
 """How often in a training the validation split is looked at, for the learning curves; only the last one selects."""
@@ -404,7 +404,7 @@ def compare(
     """
     check_choice(task, TASKS, "task")
     kind = TASKS[task]
-    losses = list(dict.fromkeys(kind.losses if losses is None else losses))
+    losses = list(dict.fromkeys(default_losses(kind) if losses is None else losses))
     if not losses:
         raise ValueError(f"`losses` must name at least one loss, got none. None stands for {', '.join(kind.losses)}.")
     contenders = {loss: contender(loss) for loss in losses}
@@ -739,8 +739,9 @@ def text_table(summary: Summary) -> str:
     seeds = f"{len(summary.seeds)} seed{'s' * (len(summary.seeds) != 1)}"
     blocks = [f"{summary.task} on {summary.data}: mean ± sd of {seeds}, * = best mean"]
     names = list(summary.metrics)
-    for start in range(0, max(1, len(names)), 6):
-        blocks.append(_block(summary, names[start : start + 6], with_difference=start == 0))
+    size = math.ceil(len(names) / math.ceil(len(names) / 6)) if names else 1
+    for start in range(0, max(1, len(names)), size):
+        blocks.append(_block(summary, names[start : start + size], with_difference=start == 0))
     blocks.append("\n".join(_failure_note(run) for run in summary.failed))
     return "\n\n".join(filter(None, blocks))
 

@@ -184,7 +184,7 @@ def with_validation(split: Array, seed: int, share: float = 0.15) -> Array:
     """The split itself if it has a "val", else with a share of "train" drawn for it."""
     unknown = set(np.unique(split)) - set(SPLITS)
     if unknown:
-        raise ValueError(f"`split` must hold train, val and test only, got {describe(sorted(unknown)[0])}.")
+        raise ValueError(f"`split` must hold train, val and test only, got {describe(str(min(unknown)))}.")
     if (split == "val").any():
         return split
     train = np.flatnonzero(split == "train")
@@ -229,7 +229,7 @@ class Task(ABC):
     baseline: ClassVar[str]
     """The loss that others are compared with, unless the user says another."""
     losses: ClassVar[tuple[str, ...]]
-    """The losses compared by default; the baseline is one of them."""
+    """The losses compared by default, the baseline among them; those on a sorter only where it is shipped."""
     accepts: ClassVar[tuple[str, ...]]
     """Forms of losses that fit, see `sodeep.tasks.contenders`; the first is that of a user's own loss."""
     epochs: ClassVar[int]

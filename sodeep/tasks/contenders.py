@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from sodeep import losses as losses_
 from sodeep.checkpoint import list_sorters, load_sorter
 from sodeep.ranks import RankFunction, blackbox_rank, laplace_rank, sigmoid_rank
-from sodeep.tasks.base import Loss
+from sodeep.tasks.base import Loss, Task
 
 FORMS = {
     "target": "loss(scores (n,), target (n,)): regression",
@@ -110,7 +110,7 @@ LOSSES: dict[str, Contender] = {
     # regression
     "mse": Contender(nn.MSELoss, form="target"),
     "l1": Contender(nn.L1Loss, form="target"),
-    "huber": Contender(nn.HuberLoss, ("delta", (0.05, 0.2)), form="target"),
+    "huber": Contender(nn.HuberLoss, ("delta", (0.5, 1.0)), form="target"),
     # every item by itself
     "bce": Contender(lambda: _bce),
     "hinge": Contender(lambda: _hinge),
@@ -148,7 +148,7 @@ RANKS: dict[str, RankFunction] = {"laplace": laplace_rank, "sigmoid": sigmoid_ra
 """Rank functions that need no training. Any shipped sorter, sorter file or ``module:attribute`` is one too."""
 
 
-def _torchsort(regularization_strength: float = 0.1) -> Loss:
+def _torchsort(regularization_strength: float = 1.0) -> Loss:
     import torchsort
 
     def soft_rank(scores: Tensor) -> Any:
@@ -168,7 +168,7 @@ def _metric_learning(name: str, **fixed: Any) -> Callable[..., Loss]:
 
 
 PEERS: dict[str, tuple[str, Contender]] = {
-    "torchsort": ("torchsort", Contender(_torchsort, ("regularization_strength", (0.01, 0.1)), form="target")),
+    "torchsort": ("torchsort", Contender(_torchsort, ("regularization_strength", (0.1, 1.0)), form="target")),
     **{
         name: ("pytorch_metric_learning", Contender(_metric_learning(theirs), own, form="embeddings"))
         for name, theirs, own in (
@@ -236,13 +236,20 @@ def contender(name: str) -> Contender:
     if colon and prefix == "peer":
         return _peer(rest)
     if colon and prefix and rest:
-        return Contender(functools.partial(_own_loss, prefix, rest), form="")
+        found = _attribute(prefix, rest)
+        return Contender(found if isinstance(found, type) else lambda: found, form="")
     raise ValueError(
         f"`loss` must be one of {', '.join(LOSSES)}; "
         f"{', '.join(f'{prefix}:RANK' for prefix in RANK_LOSSES)} with RANK one of {', '.join(_rank_names())}, "
         "a sorter file or module:attribute; "
         f"{', '.join(f'peer:{peer}' for peer in PEERS)}; module:attribute for your own; or A+B, got {name!r}."
     )
+
+
+def default_losses(task: type[Task]) -> list[str]:
+    """The losses of the task that can be had: one on a shipped sorter is left out where that is not installed."""
+    known = {"", *_rank_names()}
+    return [loss for loss in task.losses if all(part.partition(":")[2] in known for part in loss.split("+"))]
 
 
 def rank_function(name: str) -> RankFunction:
@@ -281,12 +288,6 @@ def _peer(name: str) -> Contender:
     return loss
 
 
-def _own_loss(module: str, attribute: str) -> Loss:
-    found = _attribute(module, attribute)
-    loss: Loss = found() if isinstance(found, type) else found  # a class without arguments, or the loss itself
-    return loss
-
-
 def _attribute(module: str, attribute: str) -> Any:
     """An attribute of a module, which may lie in the current folder."""
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
@@ -300,9 +301,7 @@ def _attribute(module: str, attribute: str) -> Any:
             f"`loss` {module}:{attribute} needs a module {module}, which is neither installed nor in {Path.cwd()}."
         ) from None
     except AttributeError:
-        raise ValueError(
-            f"`loss` {module}:{attribute} needs {attribute} in the module {module}, which has none."
-        ) from None
+        raise ValueError(f"`loss` {module}:{attribute} needs {attribute} in {module}, which has none.") from None
     if not callable(found):
         raise ValueError(f"`loss` {module}:{attribute} must be callable, got {type(found).__name__}.")
     return found

@@ -70,7 +70,7 @@ class CrossModal(Task):
     }
     headline = "R@1 mean"
     baseline = "triplet-hard"
-    losses = ("triplet-hard", "nt-xent", "recall:laplace", "smooth-ap", "asp", "triplet-hard+asp")
+    losses = ("triplet-hard", "nt-xent", "smooth-ap", "asp", "triplet-hard+asp", "recall:laplace", "recall:set")
     accepts = ("relevant", "semantic")
     epochs = 30
     rates = (1e-3, 8e-3)

@@ -31,6 +31,9 @@ from sodeep.tasks.layouts import MEMORABILITY
 class Memorability(Task):
     """Regression: a batch is one list of 100 predictions, ordered like their targets.
 
+    Losses see targets of mean 0 and standard deviation 1 (on the training split), so that weights and learning rates
+    mean the same for any data; predictions are brought back to the scale of the data before they are judged.
+
     Metrics: Spearman's correlation; "MAE", the mean absolute error of the values; "MAE fitted", the same after the
     straight line from predictions to targets that fits the validation split best (an order alone has no scale).
 
@@ -45,10 +48,10 @@ class Memorability(Task):
     metrics = {"Spearman": True, "MAE": False, "MAE fitted": False}  # noqa: RUF012
     headline = "Spearman"
     baseline = "mse"
-    losses = ("mse", "l1", "spearman:laplace", "spearman:sigmoid", "spearman:blackbox", "mse+spearman:laplace")
+    losses = ("mse", "l1", "spearman:laplace", "spearman:sigmoid", "spearman:blackbox", "spearman:set")
     accepts = ("target",)
     epochs = 40
-    rates = (3e-3, 3e-2)
+    rates = (5e-4, 5e-3)
 
     def __init__(self, data: MemorabilityData, seed: int = 0, batch_size: int = BATCH_SIZE) -> None:
         n = len(data.target)
@@ -62,6 +65,7 @@ class Memorability(Task):
             self.data_name += f", {kind}"
         self.features = torch.from_numpy(np.concatenate(parts, axis=1))
         self.target = torch.from_numpy(np.asarray(data.target, dtype=np.float32))
+        self.unit = torch.std_mean(self.target[self.index["train"]])
 
     @classmethod
     def load(cls, data: str | Path | None = None, seed: int = 0, batch_size: int = BATCH_SIZE) -> Memorability:
@@ -75,7 +79,9 @@ class Memorability(Task):
     def forward(self, model: nn.Module, batch: Array) -> dict[str, Callable[[Loss], Tensor]]:
         """The batch as one list."""
         where = torch.from_numpy(batch).to(self.features.device)
-        scores, target = model(self.features[where]).squeeze(-1), self.target[where]
+        scores = model(self.features[where]).squeeze(-1)
+        scale, middle = self.unit
+        target = (self.target[where] - middle) / scale
         return {"target": lambda loss: loss(scores, target)}
 
     def evaluate(self, model: nn.Module, split: str, details: bool = False) -> Evaluation:
@@ -92,7 +98,8 @@ class Memorability(Task):
 
     def _predict(self, model: nn.Module, split: str) -> tuple[Tensor, Tensor]:
         where = self.index[split].to(self.features.device)
-        return encode(model, self.features[where]).squeeze(-1), self.target[where]
+        scale, middle = self.unit
+        return encode(model, self.features[where]).squeeze(-1) * scale + middle, self.target[where]
 
 
 def text_features(texts: Any, train: Array, width: int = 128) -> tuple[str, Array]:

@@ -48,6 +48,7 @@ class MultiLabel(Task):
         "bce+map:laplace",
         "bce+map:sigmoid",
         "bce+map:blackbox",
+        "bce+map:set",
         "bce+smooth-ap",
         "map:laplace",
     )

@@ -27,7 +27,7 @@ class Toy(MultiLabel):
     name = "toy"
     metrics = {"mAP": True, "mAP of a linear SVM": True}  # noqa: RUF012
     baseline = "hinge"
-    losses = ("hinge", "bce", "map:laplace", "map:sigmoid", "smooth-ap")
+    losses = ("hinge", "bce", "map:laplace", "map:sigmoid", "smooth-ap", "map:set")
     epochs = 20
 
     @classmethod

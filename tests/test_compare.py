@@ -1,0 +1,508 @@
+"""Comparisons: what is trained, chosen, tested and kept; statistics; the command."""
+
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from scipy.stats import ttest_rel
+
+from sodeep import compare as comparing
+from sodeep.cli import main
+from sodeep.compare import Run, compare, read_runs, summarise, text_table
+from sodeep.tasks import TASKS
+from sodeep.tasks.contenders import contender
+
+TINY = {"epochs": 1, "seeds": 2}
+
+
+def plain(runs):
+    """Runs without what depends on the clock."""
+    return [{**json.loads(run.to_json()), "seconds_per_step": None} for run in runs]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("comparison")
+    seen = []
+    runs = compare("memorability", ["mse", "spearman:laplace"], out=out, on_run=lambda *told: seen.append(told), **TINY)
+    return out, runs, seen
+
+
+# ---- one comparison --------------------------------------------------------------------------------------------------
+
+
+def test_every_loss_and_seed_is_tuned_and_tested_once(finished):
+    _, runs, seen = finished
+    for loss in ("mse", "spearman:laplace"):
+        for seed in (0, 1):
+            own = [run for run in runs if (run.loss, run.seed) == (loss, seed)]
+            assert [run.stage for run in own] == ["tuning"] * 4 + ["test"]
+            assert [run.settings for run in own[:4]] == contender(loss).grid(TASKS["memorability"].rates)
+    assert all(run.status == "ok" for run in runs)
+    assert [(done, total) for _, done, total in seen] == [(i, 20) for i in range(1, 21)]
+
+
+def test_the_setting_best_on_the_validation_split_is_tested(finished):
+    _, runs, _ = finished
+    for test in (run for run in runs if run.stage == "test"):
+        own = [run for run in runs if (run.loss, run.seed, run.stage) == (test.loss, test.seed, "tuning")]
+        best = max(own, key=lambda run: run.metrics["Spearman"])
+        assert test.settings == best.settings
+        assert test.curves == best.curves
+        assert test.metrics != best.metrics
+        assert best.curves["val/Spearman"][-1] == (best.steps, best.metrics["Spearman"])
+
+
+def test_a_run_says_what_it_took(finished):
+    _, runs, _ = finished
+    for run in runs:
+        assert run.steps == 12
+        assert run.seconds_per_step > 0
+        assert run.peak_memory > 100 * 65 * 4  # the hidden layer and more
+        assert run.device == "cpu"
+        assert set(run.curves) == {"loss/train", "val/Spearman", "val/MAE", "val/MAE fitted"}
+        steps = [step for step, _ in run.curves["loss/train"]]
+        assert steps == sorted(steps)
+        assert steps[-1] == 12
+
+
+def test_details_are_those_of_the_tested_model(finished):
+    out, runs, _ = finished
+    for run in runs:
+        assert (run.details is None) == (run.stage == "tuning")
+        if run.details is not None:
+            with np.load(out / run.details) as arrays:
+                error = abs(arrays["predicted"] - arrays["true"]).mean()
+            np.testing.assert_allclose(error, run.metrics["MAE"], rtol=1e-5)
+    assert list((out / "weights").iterdir()) == []
+
+
+def test_runs_survive_json(finished):
+    out, runs, _ = finished
+    assert sorted(plain(read_runs(out)), key=str) == sorted(plain(runs), key=str)
+    failed = Run("memorability", "d", "mse", 0, {"lr": 0.1}, "tuning", "failed", failure=_failure(math.nan))
+    line = failed.to_json()
+    json.loads(line, parse_constant=pytest.fail)  # strict JSON has no NaN
+    assert math.isnan(Run.from_json(line).failure["values"]["loss"])
+
+
+def _failure(value):
+    return {"step": 3, "reason": "the loss is not finite", "values": {"loss": value, "lr": 0.1}}
+
+
+def test_the_same_again_gives_the_same(finished, tmp_path):
+    _, runs, _ = finished
+    again = compare("memorability", ["spearman:laplace", "mse"], out=tmp_path, seeds=[1], epochs=1)
+    wanted = [run for run in runs if run.seed == 1]
+    details = {run.details for run in wanted} - {None}
+    assert len(details) == 2
+    assert sorted(plain(again), key=str) == sorted(plain(wanted), key=str)
+
+
+def test_losses_of_a_seed_start_from_the_same_weights_and_see_the_same_batches(tmp_path, monkeypatch):
+    started, seen = [], []
+    step = comparing._Training._step
+
+    def watched(self, number, batch):
+        if number == 1:
+            started.append(torch.cat([p.detach().flatten() for p in self.model.parameters()]))
+        seen.append((number, batch.tolist()))
+        return step(self, number, batch)
+
+    monkeypatch.setattr(comparing._Training, "_step", watched)
+    compare("memorability", ["mse", "spearman:blackbox"], out=tmp_path, seeds=1, epochs=1)
+    assert len(started) == 8
+    for weights in started[1:]:
+        torch.testing.assert_close(weights, started[0], rtol=0, atol=0)
+    trainings = [seen[i : i + 12] for i in range(0, len(seen), 12)]
+    assert all(training == trainings[0] for training in trainings)
+
+
+def test_validation_chooses_and_the_test_split_is_seen_once(tmp_path, monkeypatch):
+    asked = []
+    evaluate = TASKS["memorability"].evaluate
+
+    def watched(self, model, split, details=False):
+        asked.append(split)
+        return evaluate(self, model, split, details)
+
+    monkeypatch.setattr(TASKS["memorability"], "evaluate", watched)
+    compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1)
+    assert asked.count("test") == 1
+    assert asked[-1] == "test"
+    assert "train" not in asked
+
+
+# ---- going on --------------------------------------------------------------------------------------------------------
+
+
+def trained(monkeypatch):
+    """Which trainings are done from now on."""
+    done = []
+    train = comparing._train
+
+    def watched(job):
+        done.append((job.loss, job.seed, job.settings))
+        return train(job)
+
+    monkeypatch.setattr(comparing, "_train", watched)
+    return done
+
+
+def test_nothing_is_repeated(finished, monkeypatch):
+    out, runs, _ = finished
+    done = trained(monkeypatch)
+    before = (out / "runs.jsonl").read_bytes()
+    again = compare("memorability", ["mse", "spearman:laplace"], out=out, **TINY)
+    assert done == []
+    assert plain(again) == plain(runs)
+    assert (out / "runs.jsonl").read_bytes() == before
+
+
+def test_losses_and_seeds_are_added(tmp_path, monkeypatch):
+    compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1)
+    done = trained(monkeypatch)
+    runs = compare("memorability", ["mse", "l1"], out=tmp_path, seeds=2, epochs=1)
+    assert {(loss, seed) for loss, seed, _ in done} == {("l1", 0), ("mse", 1), ("l1", 1)}
+    assert len(runs) == 20
+
+
+def test_an_interrupted_comparison_goes_on(tmp_path, monkeypatch):
+    whole = compare("memorability", ["mse", "l1"], out=tmp_path / "whole", seeds=1, epochs=1)
+
+    def stop(run, done, total):
+        if done == 3:
+            raise KeyboardInterrupt
+
+    out = tmp_path / "parts"
+    expected = f"Stopped. 3 of 10 runs are kept in {out}: start again to go on."
+    with pytest.raises(comparing.ComparisonStopped, match="^" + re.escape(expected) + "$"):
+        compare("memorability", ["mse", "l1"], out=out, seeds=1, epochs=1, on_run=stop)
+    with (out / "runs.jsonl").open("ab") as file:
+        file.write(whole[-1].to_json().encode()[:50])  # the machine went down while it wrote
+    assert len(read_runs(out)) == 3
+    done = trained(monkeypatch)
+    runs = compare("memorability", ["mse", "l1"], out=out, seeds=1, epochs=1)
+    assert len(done) == 5
+    assert plain(runs) == plain(whole)
+    assert plain(sorted(read_runs(out), key=str)) == plain(sorted(runs, key=str))
+
+
+def test_weights_lost_before_the_test_are_trained_again(tmp_path, monkeypatch):
+    def stop(run, done, total):
+        if done == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(comparing.ComparisonStopped):
+        compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1, on_run=stop)
+    lost = sorted((tmp_path / "weights").iterdir())
+    assert len(lost) == 4
+    for path in lost:
+        path.unlink()
+    done = trained(monkeypatch)
+    runs = compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1)
+    assert len(done) == 4
+    assert runs[-1].stage == "test"
+    assert len(read_runs(tmp_path)) == 5
+
+
+def test_another_comparison_is_not_mixed_in(finished):
+    out, _, _ = finished
+    expected = f"`out` {out} holds a comparison with epochs 1, not 2. Choose another folder, or delete it."
+    with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
+        compare("memorability", ["mse"], out=out, epochs=2)
+    expected = (
+        f"`out` {out} holds a comparison with task 'memorability', not 'toy'. Choose another folder, or delete it."
+    )
+    with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
+        compare("toy", ["bce"], out=out, epochs=1)
+
+
+def test_two_processes_do_the_same_as_one(finished, tmp_path):
+    _, runs, _ = finished
+    again = compare("memorability", ["mse", "spearman:laplace"], out=tmp_path, jobs=2, **TINY)
+    assert [(run.loss, run.seed, run.settings, run.stage) for run in again] == [
+        (run.loss, run.seed, run.settings, run.stage) for run in runs
+    ]
+    for ours, theirs in zip(again, runs, strict=True):
+        for name, value in theirs.metrics.items():
+            np.testing.assert_allclose(ours.metrics[name], value, rtol=1e-4, atol=1e-5)
+
+
+# ---- failures --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bad_losses(tmp_path, monkeypatch):
+    (tmp_path / "bad_losses_of_a_test.py").write_text(
+        "import torch\n"
+        "calls = 0\n"
+        "class TurnsNaN(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.calls = 0\n"
+        "    def forward(self, scores, target):\n"
+        "        self.calls += 1\n"
+        "        loss = (scores - target).abs().mean()\n"
+        "        return loss * float('nan') if self.calls == 5 else loss\n"
+        "def bad_gradient(scores, target):\n"
+        "    return (scores - target).square().mean() + (scores.detach() - scores).pow(2).sum().sqrt()\n"
+        "def raises(scores, target):\n"
+        "    raise RuntimeError('no such luck')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    return "bad_losses_of_a_test"
+
+
+def test_failures_are_marked_and_the_others_go_on(bad_losses, tmp_path):
+    losses = [f"{bad_losses}:{name}" for name in ("TurnsNaN", "bad_gradient", "raises")]
+    runs = compare("memorability", [*losses, "mse"], out=tmp_path / "out", seeds=1, epochs=1)
+    assert len(runs) == 20
+    by_loss = {loss: [run for run in runs if run.loss == loss] for loss in losses}
+    for own in by_loss.values():
+        assert all(run.status == "failed" and run.metrics == {} for run in own)
+    nan, gradient, raised = (own[0].failure for own in by_loss.values())
+    assert (nan["step"], nan["reason"]) == (5, "the loss is not finite")
+    assert math.isnan(nan["values"]["loss"])
+    assert (gradient["step"], gradient["reason"]) == (1, "the gradient is not finite")
+    assert math.isnan(gradient["values"]["gradient norm"])
+    assert math.isfinite(gradient["values"]["loss"])
+    assert (raised["step"], raised["reason"]) == (1, "RuntimeError: no such luck")
+    assert [run.status for run in runs[-5:]] == ["ok"] * 5
+    summary = summarise(runs)
+    assert [run.loss for run in summary.failed] == [loss for loss in losses for _ in range(4)]
+    table = text_table(summary)
+    assert re.search(rf"^{losses[0]} +failed$", table, re.MULTILINE)
+    assert f"{losses[0]} (lr=0.001, seed 0) failed at step 5: the loss is not finite (loss nan, lr " in table
+    again = compare("memorability", [*losses, "mse"], out=tmp_path / "out", seeds=1, epochs=1)
+    assert plain(again) == plain(runs)
+
+
+def test_a_failed_setting_is_not_chosen(tmp_path, monkeypatch):
+    train = comparing._train
+
+    def fails_with_the_best(job):
+        run = train(job)
+        failed = job.settings["lr"] == 0.01
+        return Run(**{**vars(run), "status": "failed", "metrics": {}, "failure": _failure(1.0)}) if failed else run
+
+    monkeypatch.setattr(comparing, "_train", fails_with_the_best)
+    runs = compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1)
+    assert [run.status for run in runs] == ["ok", "ok", "ok", "failed", "ok"]
+    assert runs[-1].settings["lr"] != 0.01
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (
+            {"task": "memory"},
+            "`task` must be one of retrieval, cross-modal, memorability, multi-label, toy, got 'memory'.",
+        ),
+        ({"losses": []}, "`losses` must name at least one loss, got none. None stands for mse, "),
+        ({"losses": ["smooth-ap"]}, "`loss` must fit the memorability task, got 'smooth-ap', a loss of another kind. "),
+        ({"losses": ["mes"]}, "`loss` must be one of mse, l1, "),
+        ({"seeds": 0}, "`seeds` must be a whole number of at least 1, got 0."),
+        ({"epochs": 0}, "`epochs` must be a whole number of at least 1, got 0."),
+        ({"jobs": 0}, "`jobs` must be a whole number of at least 1, got 0."),
+        ({"batch_size": 1}, "`batch_size` must be a whole number of at least 4, got 1."),
+        ({"device": "abacus"}, "`device` must be a device of this machine, got 'abacus': "),
+    ],
+)
+def test_mistakes_end_before_anything_is_made(arguments, expected, tmp_path):
+    with pytest.raises(ValueError, match="^" + re.escape(expected)):
+        compare(**{"task": "memorability", "losses": ["mse"], "out": tmp_path / "out", "epochs": 1, **arguments})
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_without_a_comparison(tmp_path):
+    expected = f"`folder` must hold the runs.jsonl of a comparison, got {tmp_path} without one."
+    with pytest.raises(FileNotFoundError, match="^" + re.escape(expected) + "$"):
+        read_runs(tmp_path)
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_peak_memory_counts_what_is_alive_at_once():
+    x = torch.zeros(1000, requires_grad=True)
+    with comparing._peak_memory(torch.device("cpu")) as peak:
+        for _ in range(5):
+            y = x * 2
+            del y
+    assert 4000 <= peak() <= 8000
+    with comparing._peak_memory(torch.device("cpu")) as peak:
+        kept = [x.detach() + i for i in range(5)]
+        for y in kept:
+            y.add_(1)  # in place: nothing new
+            y.view(10, 100)
+    assert 20000 <= peak() <= 24000
+    with comparing._peak_memory(torch.device("cpu")) as peak:
+        x.exp().exp().sum().backward()
+    assert peak() >= 3 * 4000  # two results and a gradient
+
+
+# ---- statistics ------------------------------------------------------------------------------------------------------
+
+
+def made_up(loss, values, task="memorability"):
+    return [
+        Run(
+            task,
+            "d",
+            loss,
+            seed,
+            {"lr": 0.1},
+            "test",
+            "ok",
+            {"Spearman": value, "MAE": 1 - value},
+            seconds_per_step=0.01,
+        )
+        for seed, value in enumerate(values)
+    ]
+
+
+def test_summary_against_scipy():
+    base, other = [0.5, 0.6, 0.55, 0.7], [0.58, 0.65, 0.6, 0.72]
+    summary = summarise(made_up("mse", base) + made_up("l1", other))
+    assert (summary.baseline, summary.losses, summary.seeds) == ("mse", ["mse", "l1"], [0, 1, 2, 3])
+    cell = summary.cells["l1", "Spearman"]
+    interval = ttest_rel(other, base).confidence_interval(0.95)
+    np.testing.assert_allclose(
+        [cell.n, cell.mean, cell.sd, cell.difference, cell.low, cell.high],
+        [4, np.mean(other), np.std(other, ddof=1), np.mean(other) - np.mean(base), interval.low, interval.high],
+    )
+    assert cell.best
+    assert cell.differs
+    assert summary.cells["l1", "MAE"].best  # lower is better
+    own = summary.cells["mse", "Spearman"]
+    assert own.difference is None
+    assert not own.best
+    assert not own.differs
+    assert summary.settings["l1"] == [({"lr": 0.1}, 4)]
+
+
+def test_differences_are_paired_by_seed():
+    runs = made_up("mse", [0.1, 0.9]) + made_up("l1", [0.2, 1.0, 0.5])
+    cell = summarise(runs[::-1], "mse").cells["l1", "Spearman"]
+    np.testing.assert_allclose([cell.n, cell.difference], [3, 0.1])
+    single = summarise(runs[:1] + runs[2:3]).cells["l1", "Spearman"]
+    assert math.isnan(single.sd)
+    assert math.isnan(single.low)
+    assert not single.differs
+
+
+def test_summaries_of_wrong_runs():
+    with pytest.raises(ValueError, match=r"^`runs` must hold at least one run, got none\.$"):
+        summarise([])
+    with pytest.raises(
+        ValueError, match=r"^`runs` must be of one task on one data set, got \('memorability', 'd'\) and "
+    ):
+        summarise(made_up("mse", [0.1]) + made_up("bce", [0.1], task="toy"))
+    with pytest.raises(ValueError, match=r"^`baseline` must be one of mse, got 'l2'\.$"):
+        summarise(made_up("mse", [0.1]), "l2")
+
+
+def test_text_table():
+    table = text_table(summarise(made_up("mse", [0.5, 0.6]) + made_up("l1", [0.7, 0.7])))
+    assert table.splitlines() == [
+        "memorability on d: mean ± sd of 2 seeds, * = best mean",
+        "",
+        "loss  Spearman ↑      MAE ↓           Spearman - mse           ms/step",
+        "----------------------------------------------------------------------",
+        "mse   0.550 ± 0.071   0.450 ± 0.071   baseline                 10.0",
+        "l1    0.700 ± 0.000*  0.300 ± 0.000*  +0.150 [-0.485, +0.785]  10.0",
+    ]
+
+
+def test_many_metrics_make_several_tables(tmp_path):
+    names = list(TASKS["cross-modal"].metrics)
+    runs = [
+        Run("cross-modal", "d", loss, 0, {}, "test", "ok", dict.fromkeys(names, 0.5), seconds_per_step=0.01)
+        for loss in ("triplet-hard", "asp")
+    ]
+    table = text_table(summarise(runs))
+    assert max(map(len, table.splitlines())) <= 120
+    assert len(re.findall("^triplet-hard ", table, re.MULTILINE)) == 3
+    for name in names:
+        assert f"{name} " in table
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, ["compare", *map(str, arguments)])
+
+
+def test_command(tmp_path):
+    out = tmp_path / "out"
+    options = ["--loss", "l1", "--baseline", "mse", "--seeds", 2, "--epochs", 1, "--out", out]
+    result = run("memorability", *options)
+    assert result.exit_code == 0, result.output
+    assert len(re.findall(r"^(mse|l1), seed [01]: Spearman [-0-9.]+ \(lr=[0-9.]+\)$", result.stdout, re.MULTILINE)) == 4
+    assert re.search(r"^mse +[-0-9.]+ ± .* baseline ", result.stdout, re.MULTILINE)
+    for name in ("report.md", "report.json", "report.html"):
+        assert f"{out / name}" in result.stdout
+        assert (out / name).stat().st_size > 0
+    again = run("memorability", *options, "--quiet")
+    assert again.exit_code == 0
+    assert again.stdout in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (
+            ["memory"],
+            "Error: `task` must be one of retrieval, cross-modal, memorability, multi-label, toy, got 'memory'.\n",
+        ),
+        (["toy", "--loss", "mse"], "Error: `loss` must fit the toy task, got 'mse', a loss of another kind. "),
+        (
+            ["toy", "--loss", "mpa:laplace"],
+            "Error: `loss` mpa:laplace needs a module mpa, which is neither installed nor",
+        ),
+        (["retrieval", "--data", "gone"], "Error: `data` gone does not exist. The retrieval task reads:\n"),
+    ],
+)
+def test_mistakes_are_one_message(arguments, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run(*arguments)
+    assert result.exit_code == 1
+    assert result.stderr.startswith(expected)
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_ctrl_c_keeps_what_is_done(tmp_path):
+    command = "from sodeep.cli import main; main()"
+    options = ["--loss", "mse", "--seeds", "40", "--epochs", "20", "--out", str(tmp_path)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", command, "compare", "memorability", *options],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        cwd=Path(__file__).parents[1],
+    )
+    runs = tmp_path / "runs.jsonl"
+    for _ in range(600):
+        if runs.exists() and runs.stat().st_size:
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert re.fullmatch(
+        rf"\nStopped\. \d+ of 200 runs are kept in {re.escape(str(tmp_path))}: start again to go on\.\n", told
+    )
+    assert len(read_runs(tmp_path)) >= 1

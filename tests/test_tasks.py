@@ -1,0 +1,642 @@
+"""The tasks: data of every layout, the same for every loss, exact evaluation; losses by name."""
+
+import csv
+import io
+import re
+import zipfile
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy.stats import spearmanr
+from sklearn.metrics import average_precision_score
+
+import sodeep
+from sodeep.tasks import TASKS, CrossModalData, MemorabilityData, MultiLabelData, RetrievalData, encoders, memorability
+from sodeep.tasks.base import SPLITS
+from sodeep.tasks.contenders import LOSSES, PEERS, RANK_LOSSES, PaddedRank, contender, default_losses, rank_function
+from sodeep.tasks.cross_modal import CrossModal
+from sodeep.tasks.memorability import Memorability
+from sodeep.tasks.multi_label import MultiLabel
+from sodeep.tasks.retrieval import Retrieval
+
+RNG = np.random.default_rng
+
+
+def pictures(n, size=8, channels=()):
+    return RNG(0).integers(0, 256, (n, size, size, *channels), dtype=np.uint8)
+
+
+@pytest.fixture(scope="module", params=list(TASKS))
+def task(request):
+    return TASKS[request.param].load(seed=0)
+
+
+# ---- what holds for every task ---------------------------------------------------------------------------------------
+
+
+def test_splits_are_apart_and_made_by_the_seed(task):
+    parts = [set(task.index[split].tolist()) for split in SPLITS]
+    assert all(len(part) >= 100 for part in parts)
+    assert not parts[0] & parts[1]
+    assert not parts[2] & (parts[0] | parts[1])
+    again, other = (TASKS[task.name].load(seed=seed) for seed in (0, 1))
+    for split in SPLITS:
+        torch.testing.assert_close(again.index[split], task.index[split], rtol=0, atol=0)
+    batches = [[batch.tolist() for batch in one.batches(0)] for one in (task, again, other)]
+    assert batches[0] == batches[1] != batches[2]
+    assert batches[0] != [batch.tolist() for batch in task.batches(1)]
+
+
+def test_batches_are_of_the_training_split(task):
+    train = set(task.index["train"].tolist())
+    for batch in task.batches(3):
+        items = batch if batch.ndim == 1 else batch[:, 0]
+        assert set(items.tolist()) <= train
+        assert len(items) == task.batch_size
+
+
+def test_defaults_fit_the_task(task):
+    assert task.baseline in task.losses
+    assert task.headline == next(iter(task.metrics))
+    assert task.metrics[task.headline]
+    for loss in default_losses(type(task)):
+        assert contender(loss).forms <= set(task.accepts)
+
+
+def test_every_form_reaches_every_weight_of_the_encoder(task):
+    torch.manual_seed(0)
+    model = task.model()
+    batch = next(iter(task.batches(0)))
+    losses = {
+        "target": torch.nn.MSELoss(),
+        "relevant": sodeep.MAPLoss(sodeep.laplace_rank),
+        "semantic": sodeep.ASPLoss(),
+        "embeddings": sodeep.EmbeddingLoss(sodeep.SmoothAPLoss()),
+    }
+    apply = task.forward(model, batch)
+    assert set(apply) == set(task.accepts)
+    for form in task.accepts:
+        model.zero_grad()
+        task.forward(model, batch)[form](losses[form]).backward()
+        for name, weight in model.named_parameters():
+            assert weight.grad is not None, name
+            assert weight.grad.isfinite().all(), name
+
+
+def test_evaluation_is_repeatable_and_leaves_the_model_as_it_was(task):
+    torch.manual_seed(0)
+    model = task.model().train()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    first, second = (task.evaluate(model, "test", details=details) for details in (False, True))
+    assert first.metrics == second.metrics
+    assert set(first.metrics) <= set(task.metrics)
+    assert first.details == {}
+    assert second.details
+    assert all(np.isfinite(value) for value in first.metrics.values())
+    assert model.training
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, state[name], rtol=0, atol=0)
+
+
+def test_losses_on_a_sorter_that_is_not_shipped_are_left_out(task, monkeypatch):
+    monkeypatch.setattr("sodeep.tasks.contenders.list_sorters", list)
+    assert default_losses(type(task)) == [loss for loss in task.losses if not loss.endswith(":set")]
+
+
+def test_a_model_is_made_by_the_seed_of_torch(task):
+    states = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        states.append(torch.cat([p.detach().flatten() for p in task.model().parameters()]))
+    torch.testing.assert_close(states[0], states[1], rtol=0, atol=0)
+    assert not torch.equal(states[0], states[2])
+
+
+@pytest.mark.parametrize("name", [name for name in TASKS if name != "toy"])
+def test_data_that_are_not_there_or_of_no_layout(name, tmp_path):
+    missing = f"`data` {tmp_path / 'gone'} does not exist. The {name} task reads:\n"
+    with pytest.raises(FileNotFoundError, match="^" + re.escape(missing)):
+        TASKS[name].load(tmp_path / "gone")
+    (tmp_path / "readme.txt").write_text("nothing")
+    expected = (
+        f"`data` {tmp_path} must be in a layout that the {name} task reads, got a folder with readme.txt. It reads:\n"
+    )
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        TASKS[name].load(tmp_path)
+
+
+def test_the_toy_task_takes_no_data(tmp_path):
+    expected = f"`data` must not be given for the toy task, which draws its own, got '{tmp_path}'."
+    with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
+        TASKS["toy"].load(tmp_path)
+
+
+# ---- retrieval -------------------------------------------------------------------------------------------------------
+
+
+class Given(torch.nn.Module):
+    """An encoder that gives back what it is given."""
+
+    def forward(self, x):
+        return x.float()
+
+
+def retrieval_data(query=None):
+    rng = RNG(0)
+    labels = np.repeat(np.arange(10), 10)
+    items = (np.eye(10)[labels] + rng.normal(0, 0.7, (100, 10))).astype(np.float32)
+    split = np.repeat(["train", "val", "test"], [40, 20, 40])
+    return RetrievalData("made up", items, labels, split, query)
+
+
+def naive_ap(scores, relevant):
+    order = np.argsort(-scores)
+    hits = relevant[order]
+    return (np.cumsum(hits) / np.arange(1, len(hits) + 1))[hits].mean()
+
+
+def test_retrieval_metrics_against_loops():
+    data = retrieval_data()
+    task = Retrieval(data)
+    found = task.evaluate(Given(), "test", details=True)
+    x = data.items[60:] / np.linalg.norm(data.items[60:], axis=1, keepdims=True)
+    labels = data.labels[60:]
+    ap, first = [], []
+    for i in range(40):
+        others = np.arange(40) != i
+        scores, relevant = (x @ x[i])[others], (labels == labels[i])[others]
+        ap.append(naive_ap(scores, relevant))
+        first.append(relevant[scores.argmax()])
+    np.testing.assert_allclose(found.metrics["mAP"], np.mean(ap), rtol=1e-5)
+    np.testing.assert_allclose(found.metrics["R@1"], np.mean(first), rtol=1e-5)
+    np.testing.assert_allclose(np.sort(found.details["ap"]), np.sort(ap), rtol=1e-5)
+    assert np.corrcoef(found.details["ap"], found.details["ap_quantized"])[0, 1] > 0.8
+
+
+def test_items_that_do_not_ask_are_the_gallery():
+    query = np.ones(100, dtype=bool)
+    query[60:] = np.arange(40) % 2 == 0
+    data = retrieval_data(query)
+    found = Retrieval(data).evaluate(Given(), "test").metrics
+    x = data.items[60:] / np.linalg.norm(data.items[60:], axis=1, keepdims=True)
+    labels = data.labels[60:]
+    ap = [naive_ap(x[1::2] @ x[i], labels[1::2] == labels[i]) for i in range(0, 40, 2)]
+    np.testing.assert_allclose(found["mAP"], np.mean(ap), rtol=1e-5)
+
+
+def test_strips_show_what_is_found_first():
+    rng = RNG(1)
+    labels = np.repeat(np.arange(6), 10)
+    images = rng.integers(0, 256, (60, 8, 8, 3), dtype=np.uint8)
+    data = RetrievalData("made up", images, labels, np.repeat(["train", "val", "test"], 20))
+    task = Retrieval(data)
+    torch.manual_seed(0)
+    model = task.model()
+    details = task.evaluate(model, "test", details=True).details
+    assert details["strip_pictures"].shape == (16, 10, 8, 8, 3)
+    assert list(details["strip_kind"]) == ["random"] * 8 + ["worst"] * 8
+    test = images[40:]
+    vectors = torch.nn.functional.normalize(encoders.encode(model, task.items[task.index["test"]]))
+    scores = (vectors @ vectors.T).fill_diagonal_(-2)
+    for query, found, right in zip(
+        details["strip_queries"], details["strip_pictures"], details["strip_right"], strict=True
+    ):
+        i = int(np.flatnonzero((test == query).all((1, 2, 3)))[0])
+        best = scores[i].topk(10).indices.numpy()
+        np.testing.assert_array_equal(found, test[best])
+        np.testing.assert_array_equal(right, labels[40:][best] == labels[40 + i])
+    assert (np.diff(details["strip_ap"][8:]) >= 0).all()
+
+
+def test_without_a_validation_split_whole_classes_are_taken_for_it():
+    data = retrieval_data()
+    split = np.where(data.split == "test", "test", "train")
+    task = Retrieval(RetrievalData("made up", data.items, data.labels, split), seed=3)
+    classes = [set(data.labels[task.index[part]].tolist()) for part in SPLITS]
+    assert not classes[0] & classes[1]
+    assert len(classes[1]) == 2
+    assert classes[0] | classes[1] == set(range(6))
+
+
+def test_a_split_with_other_names():
+    expected = "`split` must hold train, val and test only, got 'dev'."
+    with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
+        Memorability(MemorabilityData("x", np.arange(4.0), features=np.eye(4), split=np.array(["train", "dev"] * 2)))
+
+
+def png(array):
+    file = io.BytesIO()
+    Image.fromarray(array).save(file, "png")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_omniglot(zipped, tmp_path):
+    alphabets = {"small1": ["Greek", "Latin"], "small2": ["Greek", "Futurama"]}
+    for part, names in alphabets.items():
+        folder = f"images_background_{part}"
+        files = {
+            f"{folder}/{alphabet}/character0{c}/000{c}_0{i}.png": png(pictures(1, 21)[0])
+            for alphabet in names
+            for c in (1, 2, 3)
+            for i in range(6)
+        }
+        if zipped:
+            with zipfile.ZipFile(tmp_path / f"{folder}.zip", "w") as archive:
+                for name, content in files.items():
+                    archive.writestr(name, content)
+        else:
+            for name, content in files.items():
+                (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+                (tmp_path / name).write_bytes(content)
+    task = Retrieval.load(tmp_path, batch_size=12)
+    assert tuple(task.items.shape) == (54, 1, 28, 28)
+    assert set(task.class_names[task.index["test"]]) == {f"Futurama/character0{c}" for c in (1, 2, 3)}
+    assert len(task.index["val"]) == 12  # two classes
+    assert len(next(iter(task.batches(0)))) == 12
+
+
+def test_jpegs_in_an_npz(tmp_path):
+    parts = []
+    for picture in pictures(60, 16, (3,)):
+        file = io.BytesIO()
+        Image.fromarray(picture).save(file, "jpeg")
+        parts.append(file.getvalue())
+    np.savez(
+        tmp_path / "clothes.npz",
+        jpeg=np.frombuffer(b"".join(parts), dtype=np.uint8),
+        offset=np.cumsum([0, *map(len, parts)]),
+        label=np.repeat(["dress", "hat", "shirt", "shoes", "skirt", "tie"], 10),
+    )
+    for path in (tmp_path, tmp_path / "clothes.npz"):
+        task = Retrieval.load(path, batch_size=12)
+        assert task.data_name == "clothes, 2 of 6 classes unseen"
+        assert tuple(task.items.shape) == (60, 3, 32, 32)
+        assert len(task.index["test"]) == 20
+
+
+# ---- cross-modal -----------------------------------------------------------------------------------------------------
+
+
+def cross_modal_data(codes=True):
+    rng = RNG(0)
+    split = np.repeat(["train", "val", "test"], [30, 15, 15])
+    items = rng.normal(size=(60, 6)).astype(np.float32)
+    owner = np.repeat(np.arange(60), 2)
+    captions = (items[owner] + rng.normal(0, 0.6, (120, 6))).astype(np.float32)
+    return CrossModalData("made up", items, captions, owner, split, rng.random((60, 5)) < 0.4 if codes else None)
+
+
+class GivenTowers(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.pictures = self.captions = Given()
+
+
+def test_cross_modal_metrics_against_loops():
+    data = cross_modal_data()
+    found = CrossModal(data).evaluate(GivenTowers(), "test").metrics
+    x, y = (v / np.linalg.norm(v, axis=1, keepdims=True) for v in (data.items[45:], data.captions[90:]))
+    scores, owner = x @ y.T, np.repeat(np.arange(15), 2)
+    first = [(owner[np.argsort(-scores[i])] == i).argmax() + 1 for i in range(15)]
+    back = [(np.argsort(-scores[:, j]) == owner[j]).argmax() + 1 for j in range(30)]
+    np.testing.assert_allclose(found["i2t R@1"], np.mean(np.array(first) <= 1), rtol=1e-6)
+    np.testing.assert_allclose(found["i2t median rank"], np.median(first))
+    np.testing.assert_allclose(found["t2i R@5"], np.mean(np.array(back) <= 5), rtol=1e-6)
+    np.testing.assert_allclose(found["R@1 mean"], (found["i2t R@1"] + found["t2i R@1"]) / 2)
+    codes = data.codes[45:]
+    ratio = []
+    for i in range(15):
+        overlap = [
+            1.0 if owner[j] == i else (codes[i] & codes[owner[j]]).sum() / max(1, (codes[i] | codes[owner[j]]).sum())
+            for j in range(30)
+        ]
+        s = sodeep.exact_rank(torch.from_numpy(scores[i].copy()))
+        m = sodeep.exact_rank(torch.tensor(overlap))
+        ratio.append((torch.minimum(s, m) / torch.maximum(s, m)).mean().item())
+    np.testing.assert_allclose(found["i2t ASP"], np.mean(ratio), rtol=1e-5)
+
+
+def test_without_codes_there_is_no_semantic_metric():
+    found = CrossModal(cross_modal_data(codes=False)).evaluate(GivenTowers(), "test").metrics
+    assert not [name for name in found if "ASP" in name or "PMRP" in name]
+
+
+def test_emoji(tmp_path):
+    n = 30
+    np.savez(tmp_path / "emoji.npz", google=pictures(n, 8, (3,)), twitter=pictures(n, 8, (3,)))
+    columns = ["code", "category", "subcategory", "split", "en", "de", "fr", "es", "it", "tags_en"]
+    with (tmp_path / "emoji.tsv").open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        rows.writerow(columns)
+        for i in range(n):
+            names = [f"{language} name {i}" for language in ("en", "de", "fr", "es", "it")]
+            rows.writerow([f"1F{i}", "c", "s", "test" if i % 3 == 0 else "train", *names, f"face;{i % 4};own{i}"])
+    task = CrossModal.load(tmp_path)
+    assert len(task.captions) == 5 * n
+    assert tuple(task.codes.shape) == (n, 5)  # "face" and four numbers; a keyword of one emoji alone tells nothing
+    assert len(task.index["test"]) == 10
+    for batch in task.batches(0):
+        np.testing.assert_array_equal(task.owner.numpy()[batch[:, 1]], batch[:, 0])
+    with (tmp_path / "emoji.tsv").open("a", encoding="utf-8") as file:
+        file.write("\t".join(["1F"] * 10) + "\n")
+    expected = f"`data` {tmp_path} must have a row of emoji.tsv a picture (30), got 31."
+    with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
+        CrossModal.load(tmp_path)
+
+
+# ---- memorability ----------------------------------------------------------------------------------------------------
+
+
+class FirstColumn(torch.nn.Module):
+    def forward(self, x):
+        return x[:, :1]
+
+
+def test_targets_are_standardised_for_the_losses_only():
+    target = 5 + 2 * RNG(0).normal(size=100)
+    task = Memorability(MemorabilityData("made up", target, features=np.eye(100)))
+    train = task.index["train"].numpy()
+    seen = task.forward(FirstColumn(), train)["target"](lambda scores, target: target)
+    np.testing.assert_allclose(seen, (target[train] - target[train].mean()) / target[train].std(ddof=1), atol=1e-5)
+
+
+def test_memorability_metrics_against_scipy():
+    rng = RNG(0)
+    features = rng.normal(size=(100, 2)).astype(np.float32)
+    target = 3 * features[:, 0] + 1 + rng.normal(0, 1, 100)
+    task = Memorability(MemorabilityData("made up", target, features=features))
+    found = task.evaluate(FirstColumn(), "test", details=True)
+    train, val, test = (task.index[split].numpy() for split in SPLITS)
+    predicted = features[:, 0] * target[train].std(ddof=1) + target[train].mean()
+    np.testing.assert_allclose(
+        found.metrics["Spearman"], spearmanr(features[test, 0], target[test]).statistic, rtol=1e-5
+    )
+    np.testing.assert_allclose(found.metrics["MAE"], abs(predicted[test] - target[test]).mean(), rtol=1e-5)
+    line = np.polyfit(features[val, 0], target[val], 1)
+    np.testing.assert_allclose(
+        found.metrics["MAE fitted"], abs(np.polyval(line, features[test, 0]) - target[test]).mean(), rtol=1e-5
+    )
+    np.testing.assert_allclose(found.details["true"], target[test], rtol=1e-6)
+
+
+def test_sentences(tmp_path):
+    rng = RNG(0)
+    words = ["red", "green", "blue", "small", "large", "dog", "cat", "runs", "sleeps", "sings"]
+    with (tmp_path / "sentence_memorability_data.csv").open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(["", "sentence", "target_hr", "fpr", "dprime", "acc", "mean_mem", "avg_log_freq", "condition"])
+        for i in range(60):
+            text = " ".join(rng.choice(words, 5)) + ', "he said".'
+            rows.writerow([i, text, 0.5, 0.1, 0.4, i / 60, rng.normal(), rng.normal(), "high"])
+    for path in (tmp_path, tmp_path / "sentence_memorability_data.csv"):
+        task = Memorability.load(path)
+        torch.testing.assert_close(task.target, torch.arange(60) / 60)
+        assert task.features.shape[1] > 2
+        assert task.data_name.startswith("sentence memorability, ")
+
+
+def test_text_features_are_fitted_on_the_training_texts_alone():
+    words = ["red", "green", "blue", "small", "large", "dog", "cat", "runs", "sleeps", "sings"]
+    texts = [" ".join(RNG(i).choice(words, 4)) for i in range(40)]
+    other = texts[:30] + ["entirely other words"] * 10
+    kind, first = memorability.text_features(texts, np.arange(30), width=8)
+    _, second = memorability.text_features(other, np.arange(30), width=8)
+    np.testing.assert_allclose(first[:30], second[:30], atol=1e-6)
+    assert kind
+
+
+# ---- multi-label -----------------------------------------------------------------------------------------------------
+
+
+def test_multi_label_metrics_against_scikit_learn():
+    rng = RNG(0)
+    features = rng.normal(size=(100, 4)).astype(np.float32)
+    labels = features + rng.normal(size=(100, 4)) > 0.5
+    labels[:, 3] = False  # a label without an example is left out
+    known = rng.random((100, 4)) < 0.9
+    task = MultiLabel(MultiLabelData("made up", labels, list("abcd"), features=features, known=known))
+    found = task.evaluate(Given(), "test", details=True)
+    test = task.index["test"].numpy()
+    ap = []
+    for c in range(3):
+        rows = test[known[test, c]]
+        ap.append(average_precision_score(labels[rows, c], features[rows, c]))
+    np.testing.assert_allclose(found.metrics["mAP"], np.mean(ap), rtol=1e-5)
+    np.testing.assert_allclose(found.details["ap"][:3], ap, rtol=1e-5)
+    flat = known[test]
+    micro = average_precision_score(labels[test][flat], features[test][flat])
+    np.testing.assert_allclose(found.metrics["AP micro"], micro, rtol=1e-5)
+
+
+def test_unknown_labels_do_not_move_the_loss():
+    features = RNG(0).normal(size=(60, 3)).astype(np.float32)
+    known = np.ones((60, 3), dtype=bool)
+    known[:, 1] = False
+    losses = []
+    for flipped in (False, True):
+        labels = features > 0
+        labels[:, 1] ^= flipped
+        task = MultiLabel(MultiLabelData("made up", labels, list("abc"), features=features, known=known), batch_size=20)
+        apply = task.forward(Given(), np.arange(20))["relevant"]
+        losses.append([apply(contender(loss).build()) for loss in ("bce", "hinge", "map:laplace", "smooth-ap")])
+    torch.testing.assert_close(*losses)
+
+
+def test_goemotions(tmp_path):
+    (tmp_path / "labels.txt").write_text("joy\nanger\nneutral\n")
+    for name, n in (("train.tsv", 30), ("dev.tsv", 10), ("test.tsv", 10)):
+        lines = [f"He said \"it's {i}\t{i % 3}{',0' if i % 3 == 1 else ''}\tid{i}" for i in range(n)]
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+    task = MultiLabel.load(tmp_path)
+    assert task.label_names == ["joy", "anger", "neutral"]
+    assert [len(task.index[split]) for split in SPLITS] == [30, 10, 10]
+    assert task.labels[:3].int().tolist() == [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
+    (tmp_path / "dev.tsv").write_text("no tabs here\n")
+    expected = (
+        f"`data` {tmp_path / 'dev.tsv'} must hold a text, label numbers and an id in each line, "
+        "got 'no tabs here' in line 1."
+    )
+    with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
+        MultiLabel.load(tmp_path)
+    (tmp_path / "dev.tsv").write_text("text\t7\tid\n")
+    expected = (
+        f"`data` {tmp_path / 'dev.tsv'} must hold label numbers below 3, the lines of labels.txt, got 7 in line 1."
+    )
+    with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
+        MultiLabel.load(tmp_path)
+
+
+def test_the_svm_of_the_toy_task_is_a_good_one():
+    task = TASKS["toy"].load(seed=0)
+    share = task.labels.float().mean().item()
+    assert task.svm["test"] > 2 * share
+    torch.manual_seed(0)
+    found = task.evaluate(task.model(), "test").metrics
+    assert found["mAP of a linear SVM"] == task.svm["test"]
+
+
+# ---- encoders --------------------------------------------------------------------------------------------------------
+
+
+def test_pictures_are_jittered_in_training_only():
+    torch.manual_seed(0)
+    net = encoders.item_net(encoders.as_input(pictures(5)), torch.arange(5), width=3)
+    x = encoders.as_input(pictures(5))
+    torch.testing.assert_close(net.eval()(x), net(x))
+    assert not torch.equal(net.train()(x), net(x))
+
+
+def test_jitter_leaves_still_pictures_alone():
+    x = torch.rand(3, 1, 9, 9)
+    torch.testing.assert_close(encoders.jitter(x, turn=0.0, shift=0.0), x)
+
+
+def test_hashed_ngrams():
+    table = encoders.hashed_ngrams(["", "So Deep", "so deep"], "char", 50)
+    assert (table[0] == 0).all()
+    torch.testing.assert_close(table[1], table[2])
+    assert 0 < int(table[1].max()) < 50
+    assert encoders.hashed_ngrams(["a b c d e f"], "word", 50, longest=4).shape == (1, 4)
+
+
+# ---- losses by name --------------------------------------------------------------------------------------------------
+
+
+def names():
+    yield from LOSSES
+    yield from (f"{loss}:{rank}" for loss in RANK_LOSSES for rank in ("laplace", "sigmoid", "blackbox"))
+    yield from ("bce+map:laplace", "triplet-hard+asp", "mse+spearman:laplace")
+
+
+@pytest.mark.parametrize("name", list(names()))
+def test_every_loss_has_four_settings_and_works_with_each(name):
+    loss = contender(name)
+    grid = loss.grid((0.001, 0.008))
+    assert len(grid) == 4
+    assert {settings["lr"] for settings in grid} <= {0.001, 0.002, 0.004, 0.008}
+    assert {0.001, 0.008} <= {settings["lr"] for settings in grid}
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.rand(6, 12, generator=generator)
+    relevant = torch.rand(6, 12, generator=generator) < 0.4
+    for settings in grid:
+        total = 0
+        x = scores.clone().requires_grad_()
+        for weight, form, term in loss.terms(settings, "relevant"):
+            target = {"target": x.detach().flip(-1), "relevant": relevant, "semantic": relevant.float()}[form]
+            total = total + weight * term(x, target)
+        total.backward()
+        assert total.isfinite()
+        assert x.grad.isfinite().all()
+
+
+def test_the_weight_of_a_sum_is_that_of_its_second_term():
+    scores, relevant = torch.rand(3, 8), torch.rand(3, 8) < 0.5
+    terms = contender("bce+smooth-ap").terms({"lr": 0.1, "weight": 0.25}, "relevant")
+    assert [(weight, form) for weight, form, _ in terms] == [(1.0, "relevant"), (0.25, "relevant")]
+    torch.testing.assert_close(
+        terms[0][2](scores, relevant),
+        torch.nn.functional.binary_cross_entropy_with_logits(scores, relevant.float()),
+    )
+    torch.testing.assert_close(terms[1][2](scores, relevant), sodeep.smooth_ap_loss(scores, relevant))
+
+
+def test_sorter_files_are_rank_functions(tmp_path):
+    free, fixed = tmp_path / "free.safetensors", tmp_path / "fixed.safetensors"
+    sodeep.save_sorter(free, sodeep.build_sorter("gru-sum"))
+    sodeep.save_sorter(fixed, sodeep.build_sorter("mlp", seq_len=12))
+    for path in (free, fixed):
+        (_, _, loss), *_ = contender(f"map:{path}").terms({"lr": 0.1}, "relevant")
+        for n in (12, 11):
+            x = torch.rand(3, n, requires_grad=True)
+            loss(x, torch.rand(3, n) < 0.6).backward()
+            assert x.grad.abs().sum() > 0
+        assert not any(weight.requires_grad for weight in loss.parameters())
+
+
+def test_padding_leaves_the_ranks_of_the_others_alone():
+    x = torch.tensor([[0.3, 0.9, 0.1], [0.5, 0.5, 0.5]])
+    ranks = PaddedRank(sodeep.exact_rank, 7)(x)
+    torch.testing.assert_close(ranks, sodeep.exact_rank(x))
+    expected = (
+        "`scores` must have lists of at most 2 for this sorter, got 3. Use batches of 2, or a sorter for any length."
+    )
+    with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
+        PaddedRank(sodeep.exact_rank, 2)(x)
+
+
+@pytest.fixture
+def my_module(tmp_path, monkeypatch):
+    (tmp_path / "my_losses_of_a_test.py").write_text(
+        "import torch\n"
+        "class Mine(torch.nn.Module):\n"
+        "    def forward(self, scores, target):\n"
+        "        return (scores - target.float()).square().mean()\n"
+        "def mine(scores, target):\n"
+        "    return Mine()(scores, target)\n"
+        "def my_rank(scores):\n"
+        "    return scores.argsort(-1).argsort(-1).float()\n"
+        "number = 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    return "my_losses_of_a_test"
+
+
+def test_losses_and_ranks_of_ones_own(my_module):
+    x, target = torch.rand(4, 5), torch.rand(4, 5) < 0.5
+    for name in ("Mine", "mine"):
+        ((weight, form, loss),) = contender(f"{my_module}:{name}").terms({"lr": 0.1}, "target")
+        assert (weight, form) == (1.0, "target")
+        torch.testing.assert_close(loss(x, target), (x - target.float()).square().mean())
+    assert rank_function(f"{my_module}:my_rank")(torch.tensor([3.0, 1.0])).tolist() == [1.0, 0.0]
+    for name, expected in {
+        f"{my_module}:gone": f"`loss` {my_module}:gone needs gone in {my_module}, which has none.",
+        f"{my_module}:number": f"`loss` {my_module}:number must be callable, got int.",
+    }.items():
+        with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
+            contender(name)
+
+
+def test_unknown_names_name_the_choices():
+    for name, pattern in {
+        "smoothap": r"^`loss` must be one of mse, l1, .*smooth-ap, .*spearman:RANK, map:RANK, recall:RANK with RANK "
+        r"one of laplace, sigmoid, blackbox.*, a sorter file or module:attribute; peer:torchsort, .*; module:attribute "
+        r"for your own; or A\+B, got 'smoothap'\.$",
+        "bce+smoothap": r"^`loss` must be one of .*, got 'smoothap'\.$",
+        "map:quick": r"^`loss` must have a rank function after the colon: laplace, sigmoid, blackbox.*, a sorter file "
+        r"\(\.safetensors\) or module:attribute, got 'quick'\.$",
+        "peer:nobody": r"^`loss` must be one of peer:torchsort, .*, got 'peer:nobody'\.$",
+    }.items():
+        with pytest.raises(ValueError, match=pattern):
+            contender(name)
+    with pytest.raises(ValueError, match=r"^`loss` nowhere_at_all:X needs a module nowhere_at_all, which is neither "):
+        contender("nowhere_at_all:X")
+    with pytest.raises(FileNotFoundError):
+        contender("map:gone.safetensors")
+
+
+def test_a_peer_that_is_not_installed_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for peer, (package, _) in PEERS.items():
+        expected = f"`loss` peer:{peer} needs {package}. Install it: pip install {package.replace('_', '-')}"
+        with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
+            contender(f"peer:{peer}")
+
+
+def test_peers_have_four_settings_too():
+    for _, loss in PEERS.values():
+        assert len(loss.grid((0.001, 0.008))) == 4
+
+
+def test_hinge_and_bce_against_torch():
+    scores, relevant = torch.randn(4, 6), torch.rand(4, 6) < 0.5
+    margins = scores * (relevant.float() * 2 - 1)
+    expected = torch.nn.functional.hinge_embedding_loss(margins, -torch.ones(4, 6), margin=1.0)
+    torch.testing.assert_close(contender("hinge").build()(scores, relevant), expected)
+    where = torch.rand(4, 6) < 0.5
+    for build in (contender("hinge").build, contender("bce").build):
+        loss = partial(build(), where=where)
+        torch.testing.assert_close(loss(scores, relevant), build()(scores[where], relevant[where]))
