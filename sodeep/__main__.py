@@ -1,0 +1,6 @@
+"""``python -m sodeep`` is the command ``sodeep``."""
+
+from sodeep.cli import main
+
+if __name__ == "__main__":
+    main(prog_name="sodeep")
