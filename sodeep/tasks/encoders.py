@@ -114,8 +114,9 @@ class TextNet(nn.Module):
 
     def forward(self, ngrams: Tensor) -> Tensor:
         """The vectors of texts."""
-        unit = nn.functional.normalize(self.weight[ngrams], dim=-1)
-        vectors: Tensor = self.vectors(ngrams, per_sample_weights=unit) + self.bias
+        count = (ngrams > 0).sum(-1, keepdim=True)
+        weight = nn.functional.normalize(self.weight[ngrams], dim=-1) * count.sqrt()  # 1 on average
+        vectors: Tensor = self.vectors(ngrams, per_sample_weights=weight) + self.bias
         return vectors
 
 
