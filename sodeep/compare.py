@@ -230,7 +230,8 @@ class _Training:
         for _, _, term in self.terms:
             if isinstance(term, nn.Module):
                 term.to(device)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=settings["lr"], weight_decay=1e-4, fused=True)
+        weights = self.model.parameters()
+        self.optimizer = torch.optim.AdamW(weights, settings["lr"], weight_decay=1e-4, eps=task.epsilon, fused=True)
         self.steps = epochs * sum(1 for _ in task.batches(0))
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self._rate)
         self.epochs = epochs
@@ -278,6 +279,8 @@ class _Training:
         norm = float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients])))
         if not math.isfinite(norm):  # before it reaches the weights
             raise _TrainingError(step, "the gradient is not finite", loss=value, lr=rate, **{"gradient norm": norm})
+        for gradient in gradients:  # so that epsilon means the same for every loss
+            gradient.div_(max(norm, 1e-30))
         self.optimizer.step()
         self.schedule.step()
         return value

@@ -283,7 +283,7 @@ def test_failures_are_marked_and_the_others_go_on(bad_losses, tmp_path):
     assert [run.loss for run in summary.failed] == [loss for loss in losses for _ in range(4)]
     table = text_table(summary)
     assert re.search(rf"^{losses[0]} +failed$", table, re.MULTILINE)
-    assert f"{losses[0]} (lr=0.001, seed 0) failed at step 5: the loss is not finite (loss nan, lr " in table
+    assert f"{losses[0]} (lr=0.0005, seed 0) failed at step 5: the loss is not finite (loss nan, lr " in table
     again = compare("memorability", [*losses, "mse"], out=tmp_path / "out", seeds=1, epochs=1)
     assert plain(again) == plain(runs)
 
@@ -293,13 +293,13 @@ def test_a_failed_setting_is_not_chosen(tmp_path, monkeypatch):
 
     def fails_with_the_best(job):
         run = train(job)
-        failed = job.settings["lr"] == 0.01
+        failed = job.settings["lr"] == 0.005
         return Run(**{**vars(run), "status": "failed", "metrics": {}, "failure": _failure(1.0)}) if failed else run
 
     monkeypatch.setattr(comparing, "_train", fails_with_the_best)
     runs = compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1)
     assert [run.status for run in runs] == ["ok", "ok", "ok", "failed", "ok"]
-    assert runs[-1].settings["lr"] != 0.01
+    assert runs[-1].settings["lr"] != 0.005
 
 
 @pytest.mark.parametrize(

@@ -495,12 +495,29 @@ def test_jitter_leaves_still_pictures_alone():
     torch.testing.assert_close(encoders.jitter(x, turn=0.0, shift=0.0), x)
 
 
-def test_hashed_ngrams():
-    table = encoders.hashed_ngrams(["", "So Deep", "so deep"], "char", 50)
-    assert (table[0] == 0).all()
-    torch.testing.assert_close(table[1], table[2])
-    assert 0 < int(table[1].max()) < 50
-    assert encoders.hashed_ngrams(["a b c d e f"], "word", 50, longest=4).shape == (1, 4)
+def test_ngrams_are_those_of_the_training_texts():
+    texts = ["So deep", "so deep so", "so what", "", "deep unseen"]
+    table = encoders.ngram_table(texts, np.arange(3), "word", least=2)
+    so, deep, pair = table[0].tolist()[:3]
+    assert {so, deep, pair} == {1, 2, 3}
+    assert table[1].tolist() == [so, deep, so, pair]  # "deep so" occurs once
+    assert table[2].tolist() == [so, 0, 0, 0]
+    assert table[3].tolist() == [0, 0, 0, 0]
+    assert table[4].tolist() == [deep, 0, 0, 0]
+    assert encoders.ngram_table(["a b c d e f"] * 3, np.arange(3), "word", longest=4).shape == (3, 4)
+    assert encoders.ngram_table(["nothing"], np.arange(0), "char").tolist() == [[0]]
+
+
+def test_the_text_net_is_linear_in_tf_idf():
+    table = torch.tensor([[1, 2, 2], [1, 0, 0], [3, 1, 0], [0, 0, 0]], dtype=torch.int32)
+    net = encoders.TextNet(table, width=5)
+    idf = torch.tensor([0, np.log(5 / 4), np.log(5 / 2), np.log(5 / 2)], dtype=torch.float32)
+    torch.testing.assert_close(net.weight, idf)
+    out = net(table)
+    torch.testing.assert_close(out[3], net.bias)
+    weight = idf[[1, 2, 2]] / idf[[1, 2, 2]].norm() * 3**0.5
+    expected = weight @ net.vectors.weight[[1, 2, 2]] + net.bias
+    torch.testing.assert_close(out[0], expected)
 
 
 # ---- losses by name --------------------------------------------------------------------------------------------------

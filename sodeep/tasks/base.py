@@ -237,6 +237,9 @@ class Task(ABC):
     rates: ClassVar[tuple[float, float]]
     """Lowest and highest learning rate of the tuning grid of every loss."""
 
+    epsilon: ClassVar[float] = 1e-8
+    """Of AdamW, on gradients scaled to norm 1; entries far below it are not blown up."""
+
     data_name: str
 
     def __init__(self, split: Array, seed: int, batch_size: int) -> None:

@@ -24,10 +24,8 @@ from sodeep.tasks.base import (
     read_data,
     with_validation,
 )
-from sodeep.tasks.encoders import FeatureNet, TextNet, as_input, encode, hashed_ngrams, item_net
+from sodeep.tasks.encoders import FeatureNet, TextNet, as_input, encode, item_net, ngram_table
 from sodeep.tasks.layouts import CROSS_MODAL
-
-BUCKETS = 2**14
 
 
 class TwoTowers(nn.Module):
@@ -81,11 +79,11 @@ class CrossModal(Task):
         self.items = as_input(data.items)
         self.owner = torch.from_numpy(np.asarray(data.owner, dtype=np.int64))
         self.texts = None if isinstance(data.captions, np.ndarray) else list(data.captions)
-        self.captions = (
-            as_input(data.captions)
-            if isinstance(data.captions, np.ndarray)
-            else hashed_ngrams(data.captions, "char", BUCKETS)
-        )
+        if isinstance(data.captions, np.ndarray):
+            self.captions = as_input(data.captions)
+        else:
+            train = torch.isin(self.owner, self.index["train"]).nonzero().squeeze(1).numpy()
+            self.captions = ngram_table(data.captions, train, "char", least=2)
         self.codes = None if data.codes is None else torch.from_numpy(np.asarray(data.codes, dtype=bool))
         pictures = data.pictures if data.pictures is not None else data.items
         self.pictures = pictures if pictures.dtype == np.uint8 else None
@@ -105,13 +103,10 @@ class CrossModal(Task):
             yield np.stack([images, captions], axis=1)
 
     def model(self) -> TwoTowers:
-        """A small convolutional net and the mean of vectors of character n-grams, or hidden layers on features."""
+        """A small convolutional net and a linear layer on character n-grams, or hidden layers on features."""
         train = self.index["train"]
-        captions = (
-            FeatureNet(self.captions[torch.isin(self.owner.cpu(), train)], width=64)
-            if self.captions.is_floating_point()
-            else TextNet(width=64, buckets=BUCKETS)
-        )
+        own = self.captions[torch.isin(self.owner, train.to(self.owner.device))]
+        captions = FeatureNet(own, width=64) if own.is_floating_point() else TextNet(own, width=64)
         return TwoTowers(item_net(self.items, train, width=64), captions)
 
     def forward(self, model: nn.Module, batch: Array) -> dict[str, Callable[[Loss], Tensor]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import zlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice, pairwise
 from typing import Any
@@ -89,49 +89,64 @@ class FeatureNet(nn.Module):
 
 
 class TextNet(nn.Module):
-    """The mean of learned vectors of a text's hashed n-grams, then one linear layer.
+    """A linear layer on tf-idf of n-grams: the sum of their learned vectors, rare ones weighing more.
+
+    Args:
+        ngrams: (N, L) of the training split, as of `ngram_table`, for the weights log(N / texts that have it).
+        width: of the result.
 
     Shape:
-        (B, L) n-gram numbers as of `hashed_ngrams`, 0 = none, to (B, width).
+        (B, L) n-gram numbers, 0 = none, to (B, width).
     """
 
-    def __init__(self, width: int, buckets: int, hidden: int = 64) -> None:
+    weight: Tensor
+
+    def __init__(self, ngrams: Tensor, width: int) -> None:
         super().__init__()
-        self.vectors = nn.EmbeddingBag(buckets, hidden, mode="mean", padding_idx=0)
-        nn.init.normal_(self.vectors.weight, std=0.5)
-        self.head = nn.Linear(hidden, width)
+        rows = ngrams.cpu().sort(1).values
+        first = torch.ones_like(rows, dtype=torch.bool)
+        first[:, 1:] = rows[:, 1:] != rows[:, :-1]  # a text counts once, however often it has an n-gram
+        texts = torch.bincount(rows[first])
+        self.register_buffer("weight", ((1 + len(rows)) / (1 + texts)).log().index_fill(0, torch.tensor(0), 0.0))
+        self.vectors = nn.EmbeddingBag(len(texts), width, mode="sum", padding_idx=0)
+        nn.init.normal_(self.vectors.weight, std=0.02)
+        self.bias = nn.Parameter(torch.zeros(width))
 
     def forward(self, ngrams: Tensor) -> Tensor:
         """The vectors of texts."""
-        vectors: Tensor = self.head(self.vectors(ngrams))
+        count = (ngrams > 0).sum(-1, keepdim=True)
+        weight = nn.functional.normalize(self.weight[ngrams], dim=-1) * count.sqrt()  # 1 on average
+        vectors: Tensor = self.vectors(ngrams, per_sample_weights=weight) + self.bias
         return vectors
 
 
-def hashed_ngrams(texts: Sequence[str], kind: str, buckets: int, longest: int = 64) -> Tensor:
-    """The n-grams of texts as numbers from 1 to ``buckets - 1``, the same on every machine and in every process.
+def ngram_table(texts: Sequence[str], train: NDArray[Any], kind: str, least: int = 3, longest: int = 64) -> Tensor:
+    """The n-grams of texts as numbers, those that occur in `least` of the training texts; 0 for others.
 
     Args:
         texts: N texts; upper and lower case are one.
+        train: indices of the training texts.
         kind: "char": 2 to 4 characters of a word, its ends marked. "word": words and pairs of neighbours.
-        buckets: how many numbers; n-grams share one by chance.
+        least: in how many texts of the training split an n-gram must occur.
         longest: n-grams kept of a text.
 
     Returns:
         (N, L) int32, L at most `longest`, 0 where a text has no more.
 
     Example:
-        >>> hashed_ngrams(["so deep", "so"], "word", buckets=1000)
-        tensor([[ 68, 551, 965],
-                [ 68,   0,   0]], dtype=torch.int32)
+        >>> ngram_table(["so deep", "so", "so so"], np.arange(3), "word", least=1)
+        tensor([[1, 2, 3],
+                [1, 0, 0],
+                [1, 1, 4]], dtype=torch.int32)
     """
     split = {"char": _characters, "word": _words}[kind]
-    rows = [
-        [1 + zlib.crc32(gram.encode()) % (buckets - 1) for gram in islice(split(text.lower()), longest)]
-        for text in texts
-    ]
-    table = np.zeros((len(rows), max(map(len, rows), default=0) or 1), dtype=np.int32)
-    for row, numbers in zip(table, rows, strict=True):
-        row[: len(numbers)] = numbers
+    rows = [list(islice(split(text.lower()), longest)) for text in texts]
+    counts = Counter(gram for i in train for gram in dict.fromkeys(rows[i]))
+    numbers = {gram: number for number, gram in enumerate((g for g, n in counts.items() if n >= least), 1)}
+    known = [[numbers[gram] for gram in row if gram in numbers] for row in rows]
+    table = np.zeros((len(known), max(map(len, known), default=0) or 1), dtype=np.int32)
+    for row, found in zip(table, known, strict=True):
+        row[: len(found)] = found
     return torch.from_numpy(table)
 
 

@@ -169,12 +169,12 @@ class Retrieval(Task):
 
 
 def _digits(seed: int) -> RetrievalData:
-    """The digits inside scikit-learn; of the ten classes 5 are for training, 2 for validation and 3 for the test."""
+    """The digits inside scikit-learn; of the ten classes 4 are for training, 3 for validation and 3 for the test."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     order = np.random.default_rng([seed, 1]).permutation(10)
-    split = np.array(["train"] * 5 + ["val"] * 2 + ["test"] * 3)[np.argsort(order)]
+    split = np.array(["train"] * 4 + ["val"] * 3 + ["test"] * 3)[np.argsort(order)]
     pictures = (255 - digits.images * (255 / 16)).round().astype(np.uint8)
     return RetrievalData("scikit-learn digits, 3 of 10 classes unseen", pictures, digits.target, split[digits.target])
 
