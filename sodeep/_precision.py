@@ -35,5 +35,9 @@ def full_precision(function: Callable[P, R]) -> Callable[P, R]:
     return wrapper
 
 
+# asked once, here: torch.compile of torch 2.4 cannot trace the question
+_AUTOCAST = tuple(device for device in ("cpu", "cuda", "mps", "xpu", "hpu") if torch.amp.is_autocast_available(device))
+
+
 def _in_autocast(device: str) -> bool:
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return device in _AUTOCAST and torch.is_autocast_enabled(device)

@@ -230,6 +230,8 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> Path:
         raise FileNotFoundError(f"`path` must be in a folder that exists, got {path}. Make it first: {target.parent}.")
     if target.is_dir():
         raise ValueError(f"`path` must be a file, got {path}, which is a folder. Add a name: {path}/my.safetensors.")
+    if target.exists() and not target.is_file():  # renaming over /dev/null, say, would be the end of it
+        raise ValueError(f"`path` must be a regular file, got {path}, a device or a pipe. Choose another name.")
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("xb") as file:
@@ -290,7 +292,7 @@ def import_sodeep2019(path: str | os.PathLike[str]) -> Sorter:
             "The 2019 'exa' has no weights: use sigmoid_rank."
         )
     name, tied = _MODELS_2019[model]
-    tensors = {_rename_2019(key): tensor for key, tensor in weights.items() if isinstance(tensor, Tensor)}
+    tensors = {_rename_2019(str(key)): tensor for key, tensor in weights.items() if isinstance(tensor, Tensor)}
     seq_len = int(tensors[tied].shape[-1]) if tied in tensors and tensors[tied].ndim else args.get("seq_len")
     sorter = _restore(path, {"sorter": name, "config": {"seq_len": seq_len, "normalize": False}}, tensors)
     sorter.trained = {"source": "sodeep 2019", "scores": _RANGE_2019}
@@ -360,6 +362,8 @@ def _find(name_or_path: str | os.PathLike[str]) -> Path:
             "`name_or_path` must be a sorter file or a shipped sorter "
             f"({', '.join(shipped) or 'none in this installation'}), got '{name}', which is neither.{hint}"
         )
+    if not path.is_file():  # some have no end
+        raise ValueError(f"{path} is not a sorter file: it is a device or a pipe. Give the .safetensors file.")
     return path
 
 
@@ -424,10 +428,11 @@ def _parse_header(path: Path, data: bytes, size: int) -> dict[str, Any]:
     try:
         layout = json.loads(data[8 : 8 + length])
         header: Any = json.loads(layout["__metadata__"][METADATA_KEY])
-        end = max((entry["data_offsets"][1] for key, entry in layout.items() if key != "__metadata__"), default=0)
+        ends = [int(entry["data_offsets"][1]) for key, entry in layout.items() if key != "__metadata__"]
+        end = max(ends, default=0)
     except KeyError:
         raise _not_a_sorter(path, "it is a safetensors file without a sodeep header, so of another program") from None
-    except (ValueError, TypeError, AttributeError, IndexError, RecursionError):
+    except (ValueError, TypeError, AttributeError, IndexError, OverflowError, RecursionError):
         raise _not_a_sorter(path, "its header is damaged") from None
     if 8 + length + end != size:
         raise _not_a_sorter(path, f"it is truncated or damaged ({size} bytes, its header asks for {8 + length + end})")
@@ -441,7 +446,14 @@ def _parse_header(path: Path, data: bytes, size: int) -> dict[str, Any]:
     for field, kind in _HEADER_FIELDS.items():
         if not isinstance(header, dict) or not isinstance(header.get(field), kind):
             raise _not_a_sorter(path, f"its header has no valid '{field}'")
+    for field in ("lengths", "scores"):
+        if not _is_range(header["training"].get(field, [0, 0])):
+            raise _not_a_sorter(path, f"its header has no valid 'training' (its '{field}' is not two numbers)")
     return dict(header)
+
+
+def _is_range(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(type(end) in (int, float) for end in value)
 
 
 def _restore(path: Path, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Sorter:
@@ -468,9 +480,27 @@ def _restore(path: Path, header: Mapping[str, Any], tensors: Mapping[str, Tensor
         for key, shape in expected.items()
         if found.get(key, shape) != shape
     ]
+    faults = faults or [f"{key} {fault}" for key in expected if (fault := _tensor_fault(tensors[key]))]
     if faults:
         raise _not_a_sorter(path, f"its tensors are not those of this {header['sorter']} sorter: {'; '.join(faults)}")
     wide = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors.values()) else torch.float32
     own = {key: tensor.to(wide if tensor.is_floating_point() else None, copy=True) for key, tensor in tensors.items()}
     sorter.load_state_dict(own, assign=True)
     return sorter
+
+
+def _tensor_fault(tensor: Tensor) -> str | None:
+    """What keeps a tensor of the right shape from being a weight or a buffer of a sorter."""
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        return "is sparse or quantised"
+    if tensor.untyped_storage().nbytes() < tensor.numel() * tensor.itemsize:
+        return "is larger than what the file holds of it"  # few numbers, repeated: a copy could fill the memory
+    if tensor.is_floating_point():
+        bad = int((~tensor.float().isfinite()).sum())
+        return f"has {bad} NaN or infinite of {tensor.numel()} values" if bad else None
+    # the one that is not a weight: BatchNorm counts its batches in it
+    return (
+        None
+        if tensor.dtype == torch.int64 and tensor.ndim == 0
+        else f"has dtype {str(tensor.dtype).removeprefix('torch.')}"
+    )

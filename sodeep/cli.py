@@ -27,6 +27,21 @@ class _Group(click.Group):
             sys.exit(128 + stop.signum)
         except (ValueError, TypeError, OSError, FloatingPointError) as error:
             raise click.ClickException(_message(error)) from error
+        except (MemoryError, RuntimeError) as error:
+            if not _is_too_large(error):
+                raise
+            raise click.ClickException(f"There is not enough memory for this: {_first_line(error)}") from error
+
+
+def _is_too_large(error: Exception) -> bool:
+    """Whether PyTorch, which says so in a RuntimeError, or Python could not make an array of the size asked for."""
+    return isinstance(error, MemoryError) or any(
+        word in str(error) for word in ("not enough memory", "allocate memory", "out of memory", "Storage size")
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _message(error: Exception) -> str:
@@ -192,9 +207,16 @@ def list_sorters(as_json: bool) -> None:
 
 @main.command("evaluate-sorter")
 @click.argument("sorter")
-@click.option("--lengths", type=int, multiple=True, help="Lengths to measure at; repeatable.  [default: 10 ... 10,000]")
-@click.option("--lists", type=int, default=256, show_default=True, help="Lists an error is averaged over.")
-@click.option("--seed", type=int, default=1234, show_default=True)
+@click.option(
+    "--lengths",
+    type=click.IntRange(min=1),
+    multiple=True,
+    help="Lengths to measure at; repeatable.  [default: 10 ... 10,000]",
+)
+@click.option(
+    "--lists", type=click.IntRange(min=1), default=256, show_default=True, help="Lists an error is averaged over."
+)
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=1234, show_default=True)
 @click.option(
     "--json", "json_path", type=click.Path(dir_okay=False, allow_dash=True), help="Write all figures as JSON."
 )
@@ -212,6 +234,7 @@ def evaluate_sorter(
     """Measure SORTER, a shipped name or a file, beside the handcrafted ranks."""
     from sodeep import evaluation
 
+    _check_outputs(json_path, picture)
     rank_fn = sodeep.load_sorter(sorter)
     if rank_fn.seq_len is not None:
         wrong = [n for n in lengths if n != rank_fn.seq_len]
@@ -235,15 +258,34 @@ def evaluate_sorter(
         text = json.dumps({"n": n, "lists": lists, "seed": seed, "results": [r.to_dict() for r in results]}, indent=2)
         if json_path == "-":
             click.echo(text)
-            return
-        Path(json_path).write_text(text + "\n")
-    click.echo(evaluation.report(results, n))
+        else:
+            Path(json_path).write_text(text + "\n")
+    if json_path != "-":  # stdout is to be JSON alone
+        click.echo(evaluation.report(results, n))
     if picture is not None:
         from sodeep.pictures import rank_picture
 
         drawn = {name: sodeep.generators.draw({name: 1.0}, 1, n, _generator())[0] for name in sodeep.DEFAULT}
         rank_picture(drawn, {name: rank_fn(x) for name, x in drawn.items()}).savefig(picture, dpi=120)
-        click.echo(f"\nPicture: {picture}")
+        click.echo(f"\nPicture: {picture}", err=json_path == "-")
+
+
+def _check_outputs(json_path: str | None, picture: Path | None) -> None:
+    """Minutes of measuring come before they are written."""
+    for option, path in (
+        ("--json", None if json_path in (None, "-") else Path(str(json_path))),
+        ("--picture", picture),
+    ):
+        if path is not None and not path.parent.is_dir():
+            raise click.BadParameter(f"the folder {path.parent} does not exist. Make it first.", param_hint=option)
+    if picture is not None:
+        try:
+            from matplotlib.figure import Figure
+        except ModuleNotFoundError:
+            raise click.UsageError("--picture needs matplotlib: pip install sodeep[plot]") from None
+        formats = Figure().canvas.get_supported_filetypes()
+        if picture.suffix.removeprefix(".").lower() not in formats:
+            raise click.BadParameter(f"{picture} must end in one of .{', .'.join(formats)}.", param_hint="--picture")
 
 
 @main.command("import-sorter")

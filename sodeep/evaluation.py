@@ -23,7 +23,7 @@ from torch import Tensor
 from sodeep._checks import check_at_least, check_finite, check_positive, check_scores
 from sodeep.generators import DISTRIBUTIONS, SODEEP2019, draw
 from sodeep.metrics import spearman_corr
-from sodeep.ranks import exact_rank, laplace_rank, sigmoid_rank
+from sodeep.ranks import apply_rank_fn, exact_rank, laplace_rank, sigmoid_rank
 
 RankFn = Callable[[Tensor], Tensor]
 
@@ -71,7 +71,7 @@ def rank_error(rank_fn: RankFn, scores: Tensor) -> float:
     """
     check_scores(scores)
     with torch.no_grad():
-        error = rank_fn(scores) - exact_rank(scores)
+        error = apply_rank_fn(rank_fn, scores) - exact_rank(scores)
     return float(error.double().abs().mean()) / scores.shape[-1]
 
 
@@ -88,7 +88,7 @@ def inversions(rank_fn: RankFn, scores: Tensor) -> float:
     check_scores(scores)
     ordered = scores.sort(-1, descending=True)
     with torch.no_grad():
-        ranks = rank_fn(scores).gather(-1, ordered.indices)
+        ranks = apply_rank_fn(rank_fn, scores).gather(-1, ordered.indices)
     strict = ordered.values[..., :-1] > ordered.values[..., 1:]
     wrong = strict & (ranks[..., :-1] > ranks[..., 1:])
     return float(wrong.sum()) / max(int(strict.sum()), 1)
@@ -96,7 +96,7 @@ def inversions(rank_fn: RankFn, scores: Tensor) -> float:
 
 def _rank_loss(rank_fn: RankFn, scores: Tensor, target: Tensor) -> Tensor:
     """Sum over the lists of the squared error of rank / n: what a Spearman loss descends."""
-    return ((rank_fn(scores) - target) / scores.shape[-1]).square().mean(-1).sum()
+    return ((apply_rank_fn(rank_fn, scores) - target) / scores.shape[-1]).square().mean(-1).sum()
 
 
 def climb(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import os
 import warnings
@@ -27,6 +28,7 @@ def export_sorter(path: str | os.PathLike[str], sorter: Sorter, n: int | None = 
             recurrent sorters that take any length need it: ``torch.export`` unrolls their loop.
 
     Raises:
+        TypeError: not a sorter.
         ValueError: a recurrent sorter without `n`, or an `n` that is not the sorter's.
 
     Example:
@@ -39,10 +41,17 @@ def export_sorter(path: str | os.PathLike[str], sorter: Sorter, n: int | None = 
         >>> torch.allclose(program(scores), sorter(scores))
         True
     """
+    if not isinstance(sorter, Sorter):
+        raise TypeError(
+            f"`sorter` must be a sodeep Sorter, got {type(sorter).__name__}. "
+            "Export the sorter itself, not a compiled or wrapped one."
+        )
     recurrent = any(isinstance(module, nn.RNNBase) for module in sorter.modules())
     if sorter.seq_len is not None and n not in (None, sorter.seq_len):
         raise ValueError(f"`n` must be {sorter.seq_len}, the length this {sorter.name} sorter was built for, got {n}.")
-    n = n or sorter.seq_len
+    if n is not None:
+        check_at_least(n, 1, "n")
+    n = sorter.seq_len if n is None else n
     if n is None and recurrent:
         raise ValueError(
             f"`n` must be given for the {sorter.name} sorter, whose loop over the list is unrolled, got None. "
@@ -51,8 +60,7 @@ def export_sorter(path: str | os.PathLike[str], sorter: Sorter, n: int | None = 
     shape = {0: torch.export.Dim("lists")}
     if n is None:
         shape[1] = torch.export.Dim("n", min=2)
-    else:
-        check_at_least(n, 1, "n")
+    sorter = copy.deepcopy(sorter).freeze()  # or BatchNorm would go on taking its statistics from the batch
     scores = torch.zeros(3, n or 7, device=next(sorter.parameters()).device)
     with warnings.catch_warnings():
         # RNN modules keep their weights in a second, unregistered list

@@ -457,7 +457,10 @@ def read_scores_file(path: str | os.PathLike[str]) -> UserScores:
 
 
 def _read_npy(path: Path) -> np.ndarray:
-    array = np.load(path, allow_pickle=False)
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (EOFError, MemoryError) as error:  # an empty file; a header that asks for more than there is
+        raise ValueError(f"it is empty or damaged ({error}).") from None
     if not isinstance(array, np.ndarray) or array.ndim != 2 or array.dtype.kind not in "fiub":
         got = f"shape {array.shape}, dtype {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
         raise ValueError(f"the array must be real and 2-D, one list a row, got {got}.")

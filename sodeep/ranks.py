@@ -253,9 +253,14 @@ def apply_rank_fn(rank_fn: RankFunction, scores: Tensor, where: Tensor | None = 
         (..., n) ranks; without a `where` parameter of `rank_fn`, 0 at masked items.
 
     Raises:
-        TypeError: `rank_fn` did not return a tensor, or `where` is not a boolean one.
+        TypeError: `rank_fn` cannot be called or did not return a tensor, or `where` is not a boolean one.
         ValueError: `rank_fn` returned another shape, or `where` has another.
     """
+    if not callable(rank_fn) or isinstance(rank_fn, type):
+        raise TypeError(
+            f"`rank_fn` must be a function of scores (..., n) to ranks (..., n), got {describe(rank_fn)}. "
+            "For example sodeep.laplace_rank, or a sorter: sodeep.load_sorter(name)."
+        )
     where = check_where(where, scores)
     if where is None:
         return _check_ranks(rank_fn(scores), scores)
@@ -324,7 +329,7 @@ def _sort(x: Tensor) -> tuple[Tensor, Tensor]:
     """`x` ascending along the last axis, and where each value came from. The order inside a run of ties is free."""
     if x.device.type != "cpu" or not readable(x):
         return torch.sort(x)
-    order = _cpu_order(x.detach())
+    order = _cpu_order(x.detach().resolve_neg())  # numpy knows no view with the sign turned
     return x.gather(-1, order), order
 
 

@@ -26,7 +26,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from sodeep._checks import check_at_least, check_choice, check_positive
+from sodeep._checks import check_at_least, check_choice, check_positive, describe
 from sodeep.checkpoint import save_sorter, write_atomic
 from sodeep.generators import DEFAULT, USER, check_mixture, draw, draw_length, read_scores_file
 from sodeep.ranks import exact_rank, laplace_rank
@@ -123,9 +123,13 @@ class TrainConfig:
         check_choice(self.sorter, SORTERS, "sorter")
         resolved: dict[str, Any] = {**RECIPES.get(self.sorter, RECIPE_2019)}
         resolved = {name: value for name, value in resolved.items() if getattr(self, name) is None}
-        resolved.setdefault("validate_every", self.validate_every or max(1, resolved.get("steps", self.steps) // 20))
+        steps = resolved.get("steps", self.steps)
+        check_at_least(steps, 1, "steps")
+        if vars(self)["validate_every"] is None:
+            resolved["validate_every"] = max(1, steps // 20)
+        resolved["device"] = str(self.device)
         resolved["lengths"] = tuple(self.lengths)  # a list, when it comes from JSON
-        resolved["sorter_config"] = dict(self.sorter_config)
+        resolved["sorter_config"] = _plain(self.sorter_config, "sorter_config")
         resolved["distributions"] = dict(self.distributions)
         if self.scores_file is not None:
             resolved["scores_file"] = os.fspath(self.scores_file)
@@ -159,6 +163,13 @@ class TrainConfig:
             if not 0 <= getattr(self, name) < top:
                 raise ValueError(f"`{name}` must be at least 0 and below {top:g}, got {getattr(self, name)!r}.")
         check_at_least(self.seed, 0, "seed")
+        if self.seed >= 2**63:
+            raise ValueError(f"`seed` must be below 2**63, got {self.seed}.")
+        for name in {"name", "seq_len"} & self.sorter_config.keys():
+            raise ValueError(
+                f"`sorter_config` must not hold {name!r}, got {self.sorter_config[name]!r}. "
+                f"Give it as `{'sorter' if name == 'name' else name}`."
+            )
         check_choice(self.value_loss, VALUE_LOSSES, "value_loss")
         check_choice(self.precision, ("float32", "tf32"), "precision")
         check_mixture(self.distributions, self.scores_file is not None)
@@ -211,8 +222,11 @@ class TrainingInterrupted(KeyboardInterrupt):
     """
 
     def __init__(self, signum: int, step: int, checkpoint: Path | None) -> None:
-        super().__init__(f"stopped by {signal.Signals(signum).name} after step {step}")
+        super().__init__(signum, step, checkpoint)  # the arguments, or it could not be pickled
         self.signum, self.step, self.checkpoint = signum, step, checkpoint
+
+    def __str__(self) -> str:
+        return f"stopped by {signal.Signals(self.signum).name} after step {self.step}"
 
 
 def train_sorter(
@@ -251,13 +265,15 @@ def train_sorter(
         torch.Size([3])
     """
     path = None if out is None else Path(out)
-    saved = _claim(path, resume, overwrite)
-    if saved is not None:
-        config = _same_config(config, saved[1]["config"])
-    run = _Run(config or TrainConfig())
-    if saved is not None:
-        run.restore(*saved)
     with contextlib.ExitStack() as stack:
+        saved = stack.enter_context(_claimed(path, resume, overwrite))
+        if saved is not None:
+            config = _same_config(config, saved[1]["config"])
+        config = config or TrainConfig()
+        _check_device(config.device)
+        run = _Run(config)
+        if saved is not None:
+            _restore(run, *saved)
         stack.enter_context(_matmul_precision(run.config.precision))
         signals = stack.enter_context(_StopSignals())
         log = stack.enter_context(_Log(run, log_dir, progress))
@@ -272,15 +288,16 @@ def train_sorter(
                 run.validate()
                 log.validation()
             if path is not None and (due or stopped):
+                run.check_sound()  # or else the last good state would be replaced by one past saving
                 run.save_state(state_path(path))
             if stopped:
                 raise TrainingInterrupted(signals.received, run.step, None if path is None else state_path(path))
         result = run.result(path)
         log.finish(result)
-    if path is not None:
-        save_sorter(path, result.sorter, training=result.sorter.trained)
-        state_path(path).unlink(missing_ok=True)
-    return result
+        if path is not None:
+            save_sorter(path, result.sorter, training=result.sorter.trained)
+            state_path(path).unlink(missing_ok=True)
+        return result
 
 
 def state_path(out: Path) -> Path:
@@ -427,13 +444,22 @@ class _Run:
         self.middle = len(lengths) // 2
         return drawn
 
+    def check_sound(self) -> None:
+        """FloatingPointError once the loss or a weight is NaN or infinite."""
+        if not bool(self.train_loss.isfinite()):
+            fault = f"the loss of step {self.step} is {float(self.train_loss)}"
+        elif not all(bool(t.isfinite().all()) for t in self.weights.values()):
+            fault = f"a weight is NaN or infinite after step {self.step}"
+        else:
+            return
+        raise FloatingPointError(
+            f"{fault}: training diverged. Lower lr (now {self.config.lr:g}), or raise warmup; "
+            "the state of the last validation is kept."
+        )
+
     def validate(self) -> None:
         """Errors on the fixed lists; keeps the weights if their objective is the best so far."""
-        if not bool(self.train_loss.isfinite()):
-            raise FloatingPointError(
-                f"the loss of step {self.step} is {float(self.train_loss)}: training diverged. Lower lr "
-                f"(now {self.config.lr:g}), or raise warmup; the state of the last validation is kept."
-            )
+        self.check_sound()
         with self._weights(self.average if self.config.ema else self.weights):
             self.sorter.eval()
             with torch.no_grad():
@@ -565,15 +591,27 @@ def gradient_mismatch(ranks: Tensor, scores: Tensor, vectors: Tensor, tau: float
 # ---- around a run --------------------------------------------------------------------------------------------------
 
 
-def _claim(path: Path | None, resume: bool, overwrite: bool) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """Check, before any training, that `path` can be written and that nothing finished is lost.
+@contextlib.contextmanager
+def _claimed(
+    path: Path | None, resume: bool, overwrite: bool
+) -> Iterator[tuple[dict[str, Tensor], dict[str, Any]] | None]:
+    """Keep `path` for one run, after checks, before any training, that it can be written and nothing finished is lost.
 
-    Returns the saved state when resuming.
+    Gives the saved state when resuming.
     """
     if path is None:
         if resume:
             raise ValueError("`out` must be given with resume=True, got None. It says which run to go on with.")
-        return None
+        yield None
+        return
+    _check_free(path, resume, overwrite)
+    _check_writable(path)
+    with _sole_writer(path):
+        _check_free(path, resume, overwrite)  # another run may have ended meanwhile
+        yield _read_state(state_path(path)) if resume else None
+
+
+def _check_free(path: Path, resume: bool, overwrite: bool) -> None:
     if path.is_dir():
         raise IsADirectoryError(f"`out` must be a file, got the folder {path}. For example {path / 'set.safetensors'}.")
     state = state_path(path)
@@ -589,6 +627,9 @@ def _claim(path: Path | None, resume: bool, overwrite: bool) -> tuple[dict[str, 
                 f"`out` {path} has an unfinished run, {state}. Go on with it: resume=True; or start again: "
                 "overwrite=True."
             )
+
+
+def _check_writable(path: Path) -> None:
     probe = path.with_name(f".{path.name}.probe")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -598,20 +639,73 @@ def _claim(path: Path | None, resume: bool, overwrite: bool) -> tuple[dict[str, 
         raise type(error)(
             error.errno, f"`out` must be in a folder that can be written to: {error.strerror}", str(path)
         ) from None
-    if not resume:
-        return None
-    return _read_state(state)
+
+
+@contextlib.contextmanager
+def _sole_writer(path: Path) -> Iterator[None]:
+    """Refuse a second run of `path` while one lasts, where files can be locked. The lock of a killed run is free."""
+    try:
+        import fcntl
+    except ModuleNotFoundError:  # Windows
+        yield
+        return
+    lock = path.with_name(f".{path.name}.lock")
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FileExistsError(
+                f"`out` {path} is being written by another run. Wait for it to end, or choose another name."
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+
+
+def _check_device(name: str) -> None:
+    device = _device(name)
+    try:
+        torch.Generator(device)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0].removesuffix(".")
+        raise ValueError(
+            f"`device` must be one that PyTorch can compute on here, got {name!r} ({reason}). Use 'auto' or 'cpu'."
+        ) from None
+
+
+def _plain(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """`values` as JSON gives them back, so that a config equals the one a file holds."""
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(dict(values)))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"`{name}` must hold plain JSON values, got {describe(values)}: {error}.") from None
+    return plain
 
 
 def _read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safetensors.safe_open(path, "pt") as file:
             header = json.loads((file.metadata() or {})["sodeep_run"])
+            TrainConfig(**header["config"])
             return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118
-    except (safetensors.SafetensorError, KeyError, ValueError) as error:
+    except (safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{path} must be the state of an unfinished run, got another kind of file, or a damaged one ({error}). "
             "Start again: overwrite=True."
+        ) from None
+
+
+def _restore(run: _Run, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+    try:
+        run.restore(tensors, header)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:  # of another network, or another kind of device
+        raise ValueError(
+            f"`resume` needs the state of the same run on the same kind of device (here {run.device.type}), "
+            f"got one that does not fit ({error}). Resume it where it ran, or start again: overwrite=True."
         ) from None
 
 

@@ -54,7 +54,7 @@ def pair_weights(loss: Callable[..., Any], scores: Tensor, relevant: Tensor, whe
         tensor([[-1.,  1.]])
     """
     check_scores(scores)
-    as_relevance(relevant, scores)
+    relevant = as_relevance(relevant, scores)  # a loss that takes ~relevant of 0 and 1 would get -1 and -2
     options = {} if where is None else {"where": check_where(where, scores)}
     with torch.enable_grad():
         leaf = scores.detach().clone().requires_grad_()

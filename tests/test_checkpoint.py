@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -333,6 +334,23 @@ def rewritten(tmp_path: Path, tensors: dict[str, Tensor] | None = None, **change
     return safetensors.torch.save(tensors, metadata={"sodeep": json.dumps(header)})
 
 
+def good_tensors(tmp_path: Path) -> dict[str, Tensor]:
+    return safetensors.torch.load(saved(tmp_path)[0])
+
+
+def with_offsets(tmp_path: Path, offsets: object) -> bytes:
+    """A file whose layout puts every tensor at `offsets`."""
+    data, _ = saved(tmp_path)
+    length = int.from_bytes(data[:8], "little")
+    layout = json.loads(data[8 : 8 + length])
+    for key, entry in layout.items():
+        if key != "__metadata__":
+            entry["data_offsets"] = offsets
+    text = json.dumps(layout).encode()
+    return struct.pack("<Q", len(text)) + text + data[8 + length :]
+
+
+SUM_KEYS = [f"{kind}_l0{end}" for end in ("", "_reverse") for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
 AGAIN = "Get the file again, or train one."
 WRONG_FILES = {
     "empty": (lambda folder: b"", f"it is empty. {AGAIN}"),
@@ -384,6 +402,17 @@ WRONG_FILES = {
         lambda folder: rewritten(folder, format_version=2),
         f"its format version is 2, and this sodeep ({sodeep.__version__}) reads up to 1. Update sodeep.",
     ),
+    "offset that is no number": (lambda folder: with_offsets(folder, [0, "x"]), f"its header is damaged. {AGAIN}"),
+    "offset that is nothing": (lambda folder: with_offsets(folder, [0, None]), f"its header is damaged. {AGAIN}"),
+    "endless offset": (lambda folder: with_offsets(folder, [0, 1e400]), f"its header is damaged. {AGAIN}"),
+    "range of text": (
+        lambda folder: rewritten(folder, training={"scores": "ab"}),
+        f"its header has no valid 'training' (its 'scores' is not two numbers). {AGAIN}",
+    ),
+    "one length": (
+        lambda folder: rewritten(folder, training={"lengths": 5}),
+        f"its header has no valid 'training' (its 'lengths' is not two numbers). {AGAIN}",
+    ),
     "field of another type": (
         lambda folder: rewritten(folder, config=[1]),
         f"its header has no valid 'config'. {AGAIN}",
@@ -429,6 +458,26 @@ BAD_CONTENT = {
             },
         ),
         "its tensors are not those of this gru-sum sorter: rnn.bias_hh_l0 is missing; extra is unexpected. " + AGAIN,
+    ),
+    "weights of whole numbers": (
+        lambda folder: rewritten(folder, {key: tensor.int() for key, tensor in good_tensors(folder).items()}),
+        "its tensors are not those of this gru-sum sorter: "
+        + "; ".join(f"rnn.{key} has dtype int32" for key in SUM_KEYS)
+        + f". {AGAIN}",
+    ),
+    "complex weights": (
+        lambda folder: rewritten(folder, {key: tensor + 0j for key, tensor in good_tensors(folder).items()}),
+        "its tensors are not those of this gru-sum sorter: "
+        + "; ".join(f"rnn.{key} has dtype complex64" for key in SUM_KEYS)
+        + f". {AGAIN}",
+    ),
+    "weights that are not finite": (
+        lambda folder: rewritten(
+            folder,
+            {key: tensor / 0 if key == "rnn.bias_hh_l0" else tensor for key, tensor in good_tensors(folder).items()},
+        ),
+        "its tensors are not those of this gru-sum sorter: rnn.bias_hh_l0 has 12 NaN or infinite of 12 values. "
+        + AGAIN,
     ),
     "flipped bit": (
         lambda folder: saved(folder)[0][:-1] + bytes([saved(folder)[0][-1] ^ 1]),
@@ -637,6 +686,58 @@ def test_the_loader_points_to_the_importer(tmp_path: Path) -> None:
         torch.save(checkpoint_2019(network, "grus", n), path, _use_new_zipfile_serialization=zipped)
         with pytest.raises(ValueError, match=r"pickled PyTorch checkpoint.*import_sodeep2019\(path\)\.$"):
             load_sorter(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (lambda weight: weight.long(), "has dtype int64"),
+        (lambda weight: weight.to_sparse(), "is sparse or quantised"),
+        (lambda weight: weight.flatten()[:1].clone().expand(weight.shape), "is larger than what the file holds of it"),
+    ],
+)
+def test_import_of_weights_that_are_none(change: Callable[[Tensor], Tensor], fault: str, tmp_path: Path) -> None:
+    weights = {key: change(tensor) for key, tensor in small_sorter("gru-sum").state_dict().items()}
+    path = tmp_path / "old.pth.tar"
+    torch.save({"args_dict": argparse.Namespace(model_type="grus"), "state_dict": weights}, path)
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(path))} is not a sorter file: .* {re.escape(fault)}"):
+        import_sodeep2019(path)
+
+
+def test_import_does_not_allocate_what_the_file_does_not_hold(tmp_path: Path) -> None:
+    n = 10**9
+    weights = {"lin1.weight": (2048, n), "lin1.bias": (2048,), "lin2.weight": (2048, 2048), "lin2.bias": (2048,)}
+    weights |= {"lin3.weight": (n, 2048), "lin3.bias": (n,)}
+    path = tmp_path / "bomb.pth.tar"
+    state = {key: torch.zeros(1).expand(shape) for key, shape in weights.items()}
+    torch.save({"args_dict": argparse.Namespace(model_type="mlp"), "state_dict": state}, path)
+    with pytest.raises(ValueError, match="is larger than what the file holds of it"):
+        import_sodeep2019(path)
+
+
+def test_import_of_a_key_that_is_no_text(tmp_path: Path) -> None:
+    weights = {**small_sorter("gru-sum").state_dict(), 3: torch.ones(1)}
+    path = tmp_path / "old.pth.tar"
+    torch.save({"args_dict": argparse.Namespace(model_type="grus"), "state_dict": weights}, path)
+    with pytest.raises(ValueError, match="3 is unexpected"):
+        import_sodeep2019(path)
+
+
+def test_pipes_and_devices_are_no_files(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for read in (load_sorter, read_header):  # would wait for ever
+        with pytest.raises(
+            ValueError,
+            match=whole(f"{pipe} is not a sorter file: it is a device or a pipe. Give the .safetensors file."),
+        ):
+            read(pipe)
+    with pytest.raises(
+        ValueError,
+        match=whole(f"`path` must be a regular file, got {pipe}, a device or a pipe. Choose another name."),
+    ):
+        save_sorter(pipe, small_sorter("gru-sum"))
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 
 def test_import_of_other_files(tmp_path: Path) -> None:

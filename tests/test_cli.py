@@ -198,3 +198,48 @@ def test_export_sorter(run, trained, tmp_path):
 
 def test_version(run):
     assert run("--version").output.strip() == f"sodeep, version {sodeep.__version__}"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--picture", "no/p.png"), "Invalid value for --picture: the folder no does not exist. Make it first."),
+        (("--picture", "p.foo"), "Invalid value for --picture: p.foo must end in one of ."),
+        (("--json", "no/f.json"), "Invalid value for --json: the folder no does not exist. Make it first."),
+        (("--lengths", "0"), "Invalid value for '--lengths': 0 is not in the range x>=1."),
+        (("--lists", "-4"), "Invalid value for '--lists': -4 is not in the range x>=1."),
+        (("--seed", str(2**64)), "Invalid value for '--seed'"),
+    ],
+)
+def test_mistakes_of_evaluate_are_found_before_measuring(run, tmp_path, monkeypatch, args, message):
+    from sodeep import evaluation
+
+    monkeypatch.setattr(evaluation, "evaluate", lambda *args, **kwargs: pytest.fail("measured"))
+    sodeep.save_sorter(tmp_path / "s.safetensors", sodeep.build_sorter("gru-sum"))
+    fails(run("evaluate-sorter", "s.safetensors", *args), message)
+
+
+def test_evaluate_json_to_stdout_and_picture(run, tmp_path):
+    sodeep.save_sorter(tmp_path / "m.safetensors", sodeep.build_sorter("mlp", 5, hidden=4))
+    result = run(
+        "evaluate-sorter", "m.safetensors", "--no-baselines", "--lists", 4, "--json", "-", "--picture", "p.png"
+    )
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["n"] == 5
+    assert (tmp_path / "p.png").exists()
+
+
+@pytest.mark.parametrize(
+    "args",
+    [("--batch-size", 10**13), ("--sorter-config", f"hidden={10**13}"), ("--sorter", "mlp", "--seq-len", 10**10)],
+)
+def test_more_than_there_is_memory_for_is_no_traceback(run, args):
+    fails(run("train-sorter", *TINY, *args), "There is not enough memory for this: ")
+
+
+def test_scores_file_that_is_no_array(run, tmp_path):
+    (tmp_path / "empty.npy").write_bytes(b"")
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (100000000000, 1000), }".ljust(117) + b"\n"
+    (tmp_path / "huge.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    for name in ("empty.npy", "huge.npy"):
+        fails(run("train-sorter", *TINY, "--scores-file", name), f"{name}: it is empty or damaged (")

@@ -13,6 +13,9 @@ from torch import Tensor
 
 from sodeep.losses._common import UndefinedListWarning
 from sodeep.losses.embedding import CrossModalLoss, EmbeddingLoss, EmbeddingMemory, pairwise_scores
+from sodeep.losses.pair import NTXentLoss
+from sodeep.losses.rank import MAPLoss
+from sodeep.ranks import laplace_rank
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -663,3 +666,20 @@ def test_cross_modal_errors(case):
     arguments, message = CROSS_MODAL_ERRORS[case]
     with refuses(ValueError, message):
         CrossModalLoss(hinge)(*arguments)
+
+
+@pytest.mark.parametrize(("n", "m"), [(0, 0), (0, 3), (3, 0)])
+def test_cross_modal_batch_without_a_pair(n, m):
+    queries, gallery = torch.randn(n, 4, requires_grad=True), torch.randn(m, 4, requires_grad=True)
+    with pytest.warns(UndefinedListWarning, match="a pair"):
+        loss = CrossModalLoss(NTXentLoss())(queries, gallery, torch.zeros(n, m, dtype=torch.bool))
+    loss.backward()
+    assert loss == 0
+    assert queries.grad.shape == (n, 4)
+    assert not gallery.grad.any()
+
+
+def test_cross_modal_loss_that_gives_more_than_a_tensor():
+    loss = CrossModalLoss(MAPLoss(laplace_rank, return_stats=True))
+    with pytest.raises(TypeError, match=r"^`loss` must give a tensor, got tuple\. Leave return_stats off\.$"):
+        loss(torch.randn(3, 4), torch.randn(3, 4))

@@ -111,3 +111,11 @@ def test_evaluate_and_report():
 def test_bad_climb(n):
     with pytest.raises(ValueError, match=f"^`n` must be a whole number of at least 2, got {n}.$"):
         climb(sodeep.laplace_rank, n=n)
+
+
+@pytest.mark.parametrize("measure", [rank_error, inversions])
+def test_ranks_of_another_shape_are_not_broadcast(measure):
+    with pytest.raises(ValueError, match=r"`rank_fn` must return a tensor of the shape of its scores \(4, 6\)"):
+        measure(lambda scores: scores[..., :1], torch.randn(4, 6))
+    with pytest.raises(ValueError, match="`rank_fn` must return a tensor of the shape"):
+        climb(lambda scores: scores[..., :1], n=5, lists=2, steps=(1,))

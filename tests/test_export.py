@@ -1,9 +1,12 @@
 """Exported programs give the ranks and the gradients of the sorter they were made from."""
 
+import re
+
 import pytest
 import torch
 
 import sodeep
+from sodeep import build_sorter, export_sorter
 
 
 @pytest.mark.parametrize(
@@ -33,3 +36,21 @@ def test_recurrent_sorter_needs_a_length(tmp_path):
     with pytest.raises(ValueError, match=r"^`n` must be 6, the length this mlp sorter was built for, got 7.$"):
         sodeep.export_sorter(tmp_path / "s.pt2", sodeep.build_sorter("mlp", 6), 7)
     assert not list(tmp_path.iterdir())
+
+
+def test_export_of_what_is_no_sorter(tmp_path):
+    message = "`sorter` must be a sodeep Sorter, got function. Export the sorter itself, not a compiled or wrapped one."
+    with pytest.raises(TypeError, match="^" + re.escape(message) + "$"):
+        export_sorter(tmp_path / "f.pt2", sodeep.laplace_rank)
+    with pytest.raises(ValueError, match=r"^`n` must be a whole number of at least 1, got 0\.$"):
+        export_sorter(tmp_path / "f.pt2", build_sorter("set"), n=0)
+
+
+def test_a_sorter_in_training_is_exported_as_it_will_be_used(tmp_path):
+    sorter = build_sorter("cnn", 40)
+    sorter(torch.randn(8, 40, generator=torch.Generator().manual_seed(0)))  # moves its batch statistics
+    export_sorter(tmp_path / "cnn.pt2", sorter)
+    assert not sorter.frozen
+    program = torch.export.load(tmp_path / "cnn.pt2").module()
+    scores = torch.randn(5, 40, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(program(scores), sorter.freeze()(scores))

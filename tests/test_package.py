@@ -5,6 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+
 import sodeep
 
 PACKAGE = Path(sodeep.__file__).parent
@@ -96,3 +99,13 @@ def test_import_is_light_and_silent():
 def test_names_are_exported():
     for name in sodeep.__all__:
         assert getattr(sodeep, name) is not None
+
+
+def test_what_torch_2_4_cannot_trace_is_not_asked_in_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(device: str) -> bool:
+        raise AssertionError("torch.compile of torch 2.4 stops here")
+
+    monkeypatch.setattr(torch.amp, "is_autocast_available", refuse)
+    assert sodeep.exact_rank(torch.tensor([0.2, 0.9])).tolist() == [2, 1]
+    with torch.autocast("cpu"):
+        assert sodeep.exact_rank(torch.tensor([0.2, 0.9])).dtype == torch.float32

@@ -355,3 +355,15 @@ def test_bad_options():
     ]:
         with pytest.raises(ValueError, match=exactly(message)):
             call()
+
+
+@pytest.mark.parametrize("rank_fn", ["laplace", None, torch.nn.Linear])
+def test_rank_fn_that_cannot_be_called(rank_fn):
+    scores, relevant = torch.tensor([0.1, 0.5]), torch.tensor([True, False])
+    for loss, target in (
+        (SpearmanLoss(rank_fn), scores),
+        (MAPLoss(rank_fn), relevant),
+        (RecallLoss(rank_fn), relevant),
+    ):
+        with pytest.raises(TypeError, match=r"^`rank_fn` must be a function of scores \(\.\.\., n\) to ranks"):
+            loss(scores, target)

@@ -731,3 +731,12 @@ def test_bad_tau(rank_fn):
 
 def test_bad_lam():
     refuse(ValueError, "`lam` must be a positive number, got 0.", lambda: blackbox_rank(torch.zeros(3), lam=0))
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+@pytest.mark.parametrize("rank_fn", [exact_rank, laplace_rank, sigmoid_rank, blackbox_rank])
+def test_a_view_with_the_sign_turned(rank_fn, dtype):
+    z = torch.randn(3, 7, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    turned = z.conj().imag
+    assert turned.is_neg()
+    assert_close(rank_fn(turned), rank_fn(-z.imag))

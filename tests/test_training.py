@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import threading
 import time
 
 import pytest
+import safetensors.torch
 import torch
 
 import sodeep
@@ -50,6 +52,18 @@ def test_config_is_plain_values_and_survives_json():
         config.lr = 1.0
 
 
+def test_config_is_the_one_its_file_gives_back(tmp_path, monkeypatch):
+    config = tiny(sorter_config={"frequencies": (4, 6)}, device=torch.device("cpu"))
+    assert TrainConfig(**json.loads(json.dumps(config.to_dict()))) == config
+    interrupt_after(monkeypatch, step=3)
+    with pytest.raises(TrainingInterrupted):
+        train_sorter(config, out=tmp_path / "s")
+    monkeypatch.undo()
+    assert train_sorter(config, out=tmp_path / "s", resume=True).steps == 6
+    with pytest.raises(TypeError, match="`sorter_config` must hold plain JSON values"):
+        tiny(sorter_config={"hidden": torch.ones(1)})
+
+
 def test_recipe_fills_in_what_is_not_given():
     assert TrainConfig(sorter="lstm").lr == 1e-3
     assert TrainConfig(sorter="lstm").seq_len == 100
@@ -67,6 +81,11 @@ def test_recipe_fills_in_what_is_not_given():
             f"`sorter` must be one of {', '.join(sodeep.SORTERS)}, got 'quicksort'.",
         ),
         ({"steps": 0}, "`steps` must be a whole number of at least 1, got 0."),
+        ({"steps": "many"}, "`steps` must be a whole number of at least 1, got 'many'."),
+        ({"validate_every": 0}, "`validate_every` must be a whole number of at least 1, got 0."),
+        ({"seed": 2**63}, "`seed` must be below 2**63, got 9223372036854775808."),
+        ({"sorter_config": {"seq_len": 5}}, "`sorter_config` must not hold 'seq_len', got 5. Give it as `seq_len`."),
+        ({"sorter_config": {"name": "set"}}, "`sorter_config` must not hold 'name', got 'set'. Give it as `sorter`."),
         ({"batch_size": 2.5}, "`batch_size` must be a whole number of at least 1, got 2.5."),
         ({"lr": -1.0}, "`lr` must be a positive number, got -1.0."),
         ({"max_time": 0}, "`max_time` must be a positive number, got 0."),
@@ -293,6 +312,78 @@ def test_damaged_state(tmp_path, content):
     (tmp_path / "s.run").write_bytes(content)
     with pytest.raises(ValueError, match=r"s\.run must be the state of an unfinished run, got another kind of file"):
         train_sorter(out=tmp_path / "s", resume=True)
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["[]", "3", "{}", '{"config": {"nope": 1}}', json.dumps({"config": TrainConfig().to_dict()})],
+)
+def test_state_of_another_kind(tmp_path, header):
+    (tmp_path / "s.run").write_bytes(safetensors.torch.save({"x": torch.ones(1)}, {"sodeep_run": header}))
+    with pytest.raises(ValueError, match=r"the state of .* run.*[Ss]tart again: overwrite=True\.$"):
+        train_sorter(out=tmp_path / "s", resume=True)
+
+
+def test_a_second_run_of_the_same_file_is_refused(tmp_path, monkeypatch):
+    from sodeep import training
+
+    out, advance, told = tmp_path / "s", training._Run.advance, []
+
+    def and_another(run):
+        with pytest.raises(FileExistsError) as error:
+            train_sorter(tiny(), out=out, overwrite=True)
+        told.append(str(error.value))
+        advance(run)
+
+    monkeypatch.setattr(training._Run, "advance", and_another)
+    train_sorter(tiny(), out=out)
+    message = f"`out` {out} is being written by another run. Wait for it to end, or choose another name."
+    assert told == 6 * [message]
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_lock_of_a_killed_run_is_free(tmp_path):
+    (tmp_path / ".s.lock").touch()
+    train_sorter(tiny(), out=tmp_path / "s")
+    assert os.listdir(tmp_path) == ["s"]
+
+
+@pytest.mark.parametrize("device", ["meta", "cuda:77"])
+def test_device_that_cannot_compute(tmp_path, device):
+    with pytest.raises(
+        ValueError,
+        match=f"^`device` must be one that PyTorch can compute on here, got '{device}' .*Use 'auto' or 'cpu'",
+    ):
+        train_sorter(tiny(device=device), out=tmp_path / "s")
+
+
+def test_interrupting_a_diverged_run_keeps_the_last_good_state(tmp_path, monkeypatch):
+    from sodeep import training
+
+    interrupt_after(monkeypatch, step=3)  # the state of step 2 is saved
+    advance = training._Run.advance
+
+    def diverging(run):
+        advance(run)
+        if run.step == 3:  # its loss was finite yet
+            with torch.no_grad():
+                next(iter(run.parameters.values())).fill_(torch.nan)
+
+    monkeypatch.setattr(training._Run, "advance", diverging)
+    message = (
+        "a weight is NaN or infinite after step 3: training diverged. Lower lr (now 0.002), or raise warmup; the state "
+        "of the last validation is kept."
+    )
+    with raises(FloatingPointError, message):
+        train_sorter(tiny(), out=tmp_path / "s")
+    monkeypatch.undo()
+    assert train_sorter(out=tmp_path / "s", resume=True).steps == 6
+
+
+def test_interruption_can_be_pickled():
+    stop = pickle.loads(pickle.dumps(TrainingInterrupted(signal.SIGINT, 3, None)))
+    assert str(stop) == "stopped by SIGINT after step 3"
+    assert (stop.signum, stop.step, stop.checkpoint) == (signal.SIGINT, 3, None)
 
 
 def test_out_is_checked_before_training(tmp_path):

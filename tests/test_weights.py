@@ -344,3 +344,12 @@ def test_counts_ignore_masked_items():
     for q in range(len(scores)):
         alone = contributing_pairs(pair.nca_loss, scores[q][where[q]], relevant[q][where[q]])
         assert (counts.positives[q], counts.negatives[q]) == (alone.positives, alone.negatives)
+
+
+def test_relevance_of_numbers_reaches_the_loss_as_booleans():
+    def mine(scores, relevant):
+        return (scores * ~relevant).sum() - (scores * relevant).sum()
+
+    scores = torch.tensor([[0.8, 0.3]])
+    for relevant in (torch.tensor([[True, False]]), torch.tensor([[1, 0]]), torch.tensor([[1.0, 0.0]])):
+        assert pair_weights(mine, scores, relevant).tolist() == [[-1, 1]]

@@ -179,6 +179,13 @@ def pairwise_scores(
     return (_drop_diagonal(scores), _drop_diagonal(relevant)) if references is embeddings else (scores, relevant)
 
 
+def _nothing(scores: Tensor) -> Tensor:
+    """The loss of a batch without a pair: a zero with the graph of `scores`, of which there are none, and a warning."""
+    none = scores.new_zeros(len(scores))
+    value: Tensor = mean_over_defined(none, none.bool(), scores, needs="a pair")
+    return value
+
+
 def _check_loss(loss: object) -> Callable[..., Any]:
     if isinstance(loss, type):
         raise TypeError(f"`loss` must be a loss, got the class {loss.__name__}. Build it first: {loss.__name__}().")
@@ -342,11 +349,7 @@ class EmbeddingLoss(nn.Module):
         if memory is not None:
             past = pairwise_scores(embeddings, labels, *memory.get(), self.similarity)
             scores, relevant = torch.cat([scores, past[0]], 1), torch.cat([relevant, past[1]], 1)
-        if scores.numel():
-            value = self.loss(scores, relevant)
-        else:
-            none = embeddings.new_zeros(len(scores), dtype=scores.dtype)
-            value = mean_over_defined(none, none.bool(), embeddings, needs="a pair")
+        value = self.loss(scores, relevant) if scores.numel() else _nothing(scores)
         if memory is not None:
             memory.update(embeddings, labels)
         return value
@@ -388,9 +391,10 @@ class CrossModalLoss(nn.Module):
         queries (n, d), gallery (m, d). relevant (n, m): boolean, with any number of True in a row or column (an image
         with five captions); or what else the loss takes, such as semantic scores for an ASP loss, which go through
         as they are. None: query i belongs to gallery row i, n = m. Moved to the device of `queries` if need be.
+        Without a query or a gallery row there are no pairs: a zero that keeps the graph, and a warning.
 
     Raises:
-        TypeError: a `loss` that cannot be called, sets that are not floating point tensors.
+        TypeError: a `loss` that cannot be called or does not give a tensor, sets that are not floating point tensors.
         ValueError: wrong shapes, NaN or infinite rows, sets on two devices, no `relevant` where n and m differ.
 
     >>> def hinge(scores, relevant):
@@ -428,7 +432,12 @@ class CrossModalLoss(nn.Module):
                 f"Say which belong together in a boolean tensor of shape ({n}, {m})."
             )
         scores = full_precision(_similarities)(queries, gallery, self.similarity)
-        return (self.loss(scores, relevant) + self.loss(scores.T, relevant.T)) / 2
+        if not scores.numel():
+            return _nothing(scores)
+        values = self.loss(scores, relevant), self.loss(scores.T, relevant.T)
+        if not all(isinstance(value, Tensor) for value in values):
+            raise TypeError(f"`loss` must give a tensor, got {type(values[0]).__name__}. Leave return_stats off.")
+        return (values[0] + values[1]) / 2
 
     def extra_repr(self) -> str:
         """The options, for repr()."""

@@ -252,10 +252,11 @@ def _per_query(operator: _Operator, lists: Lists, *options: Any) -> Tensor:
 def _with_self(lists: Lists) -> Lists:
     """Every query among its own relevant items, at similarity 1: a column more."""
     query = lists.positive.new_ones(len(lists.positive), 1)
-    return lists._replace(
-        scores=torch.cat([lists.scores, query.to(lists.scores.dtype)], 1),
-        positive=torch.cat([lists.positive, query], 1),
-        negative=torch.cat([lists.negative, ~query], 1),
+    return Lists(  # not _replace, which torch.compile of torch 2.4 cannot trace
+        torch.cat([lists.scores, query.to(lists.scores.dtype)], 1),
+        torch.cat([lists.positive, query], 1),
+        torch.cat([lists.negative, ~query], 1),
+        lists.masked,
     )
 
 
