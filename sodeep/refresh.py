@@ -108,7 +108,7 @@ class RefreshedSorter(nn.Module):
     def forward(self, scores: Tensor, where: Tensor | None = None) -> Tensor:
         """Ranks of `scores` (..., n), as the sorter; in training mode the lists are remembered."""
         ranks: Tensor = self.sorter(scores, where=where)
-        if self.training and readable(scores):
+        if self.training and readable(scores) and scores.numel():
             self._remember(scores, where)
         return ranks
 

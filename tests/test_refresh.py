@@ -198,3 +198,10 @@ def test_bad_use():
         RefreshedSorter(small_set(), lr=-1)
     with pytest.raises(ValueError, match=exactly("`weights` must hold finite numbers of at least 0, got uniform=-1.")):
         RefreshedSorter(small_set(), distributions={"uniform": -1})
+
+
+def test_empty_batch_is_nothing_to_remember():
+    ranker = RefreshedSorter(build_sorter("set"), steps=2)
+    ranker(torch.zeros(0, 5))
+    with pytest.raises(RuntimeError, match="`refresh` must come after lists of two or more items were ranked"):
+        ranker.refresh()
