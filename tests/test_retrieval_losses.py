@@ -472,3 +472,16 @@ def test_refused(call, error, message):
     with pytest.raises(error) as caught:
         call()
     assert str(caught.value) == message
+
+
+def test_a_module_takes_the_names_of_its_function():
+    scores, relevant = torch.tensor([[0.9, 0.2, 0.4]]), torch.tensor([[False, True, False]])
+    where = torch.tensor([[True, True, False]])
+    loss = SmoothAPLoss()
+    expected = smooth_ap_loss(scores, relevant, tau=0.01, where=where)
+    for value in (
+        loss(scores, relevant, where),
+        loss(scores, relevant, where=where),
+        loss(scores=scores, relevant=relevant, where=where),
+    ):
+        torch.testing.assert_close(value, expected, rtol=0, atol=0)

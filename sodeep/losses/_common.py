@@ -80,10 +80,15 @@ class Loss(nn.Module):
                 _freeze(value)
             setattr(self, name, value)
 
-    def forward(self, scores: Tensor, target: Tensor, where: Tensor | None = None, **extra: Any) -> Any:
-        """The loss of `scores` (..., N) against `target` of the same shape; see the function of the same name."""
+    def forward(self, scores: Tensor, *target: Tensor, where: Tensor | None = None, **extra: Any) -> Any:
+        """The loss of `scores` (..., N) against a target of the same shape; see the function of the same name.
+
+        The target may go by its name there (`relevant=`, say), and `where` may be the third argument.
+        """
+        if len(target) > 1:
+            *target, where = target  # type: ignore[assignment]
         options = {name: getattr(self, name) for name in self._options}
-        return type(self).function(scores, target, where=where, **{**options, **extra})
+        return type(self).function(scores, *target, where=where, **{**options, **extra})
 
     def extra_repr(self) -> str:
         """The options, for repr(); modules among them are shown below."""
