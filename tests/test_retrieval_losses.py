@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 
+import sodeep
 from sodeep.losses import retrieval
 from sodeep.losses.retrieval import (
     fast_ap_loss,
@@ -477,8 +478,8 @@ def test_refused(call, error, message):
 def test_a_module_takes_the_names_of_its_function():
     scores, relevant = torch.tensor([[0.9, 0.2, 0.4]]), torch.tensor([[False, True, False]])
     where = torch.tensor([[True, True, False]])
-    loss = SmoothAPLoss()
-    expected = smooth_ap_loss(scores, relevant, tau=0.01, where=where)
+    loss = sodeep.SmoothAPLoss()
+    expected = sodeep.smooth_ap_loss(scores, relevant, tau=0.01, where=where)
     for value in (
         loss(scores, relevant, where),
         loss(scores, relevant, where=where),
