@@ -44,7 +44,7 @@ def compare(
     device: str,
     quiet: bool,
 ) -> None:
-    r"""Compare losses on TASK: retrieval, cross-modal, memorability, multi-label or toy.
+    """Compare losses on TASK: retrieval, cross-modal, memorability, multi-label or toy.
 
     Every loss gets the same features, batches and steps, and four settings, of which the best on the validation split
     is tested: a learning rate and one hyper-parameter of its own. Finished runs are kept in the folder --out: started
@@ -64,7 +64,7 @@ def compare(
     or my_module:my_rank.
 
     Example: sodeep compare memorability --loss mse --loss spearman:laplace --seeds 5
-    """
+    """  # noqa: D301  # \b is click's mark for lines it must not wrap
     from sodeep import compare as comparing
     from sodeep.report import write_report
     from sodeep.tasks import TASKS
