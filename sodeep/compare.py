@@ -215,7 +215,7 @@ def _train(job: _Job) -> Run:
         metrics=training.found,
         curves=training.curves,
         steps=step,
-        seconds_per_step=statistics.median(training.seconds),
+        seconds_per_step=statistics.median(training.seconds) if training.seconds else None,
         peak_memory=training.peak_memory,
     )
 
