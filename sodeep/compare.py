@@ -389,8 +389,8 @@ def compare(
         seeds: how many, from 0; or which.
         epochs: passes over the training split, for every loss. None: those of the task.
         batch_size: items a step, for every loss.
-        jobs: processes, of one thread each. 1 stays in this process, with one thread meanwhile. As they are spawned, a script that asks for more
-            needs the usual ``if __name__ == "__main__":``.
+        jobs: processes, of one thread each. 1 stays in this process, with one thread meanwhile. As they are spawned, a
+            script that asks for more needs the usual ``if __name__ == "__main__":``.
         device: "auto" (a GPU if there is one), "cpu", "cuda", ...
         on_run: called with each run when it is done, with how many are done by then, and with how many there will be.
 
