@@ -35,7 +35,7 @@ import statistics
 import time
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field, replace
@@ -215,7 +215,7 @@ def _train(job: _Job) -> Run:
         metrics=training.found,
         curves=training.curves,
         steps=step,
-        seconds_per_step=statistics.median(training.seconds),
+        seconds_per_step=statistics.median(training.seconds) if training.seconds else None,
         peak_memory=training.peak_memory,
     )
 
@@ -389,8 +389,8 @@ def compare(
         seeds: how many, from 0; or which.
         epochs: passes over the training split, for every loss. None: those of the task.
         batch_size: items a step, for every loss.
-        jobs: processes, of one thread each. 1 stays in this process. As they are spawned, a script that asks for more
-            needs the usual ``if __name__ == "__main__":``.
+        jobs: processes, of one thread each. 1 stays in this process, with one thread meanwhile. As they are spawned, a
+            script that asks for more needs the usual ``if __name__ == "__main__":``.
         device: "auto" (a GPU if there is one), "cpu", "cuda", ...
         on_run: called with each run when it is done, with how many are done by then, and with how many there will be.
 
@@ -522,11 +522,12 @@ class _Comparison:
             if not missing:
                 queue.append(self._test_call(loss, seed))
         try:
-            for run in _results(queue, jobs):
-                self._keep(run)
-                trainings = self.work[run.loss, run.seed]
-                if run.stage == "tuning" and all(self._trained(job) for job in trainings):
-                    queue.appendleft(self._test_call(run.loss, run.seed))
+            with contextlib.closing(_results(queue, jobs)) as results:
+                for run in results:
+                    self._keep(run)
+                    trainings = self.work[run.loss, run.seed]
+                    if run.stage == "tuning" and all(self._trained(job) for job in trainings):
+                        queue.appendleft(self._test_call(run.loss, run.seed))
         except KeyboardInterrupt:
             raise ComparisonStopped(self._kept("Stopped")) from None
         except BrokenProcessPool:
@@ -568,12 +569,17 @@ class _Comparison:
 _Call = tuple[Any, ...]  # a function and its arguments
 
 
-def _results(queue: deque[_Call], jobs: int) -> Iterator[Run]:
+def _results(queue: deque[_Call], jobs: int) -> Generator[Run, None, None]:
     """Results of the calls in the queue as they come; more may be queued meanwhile."""
     if jobs == 1:
-        while queue:
-            function, *arguments = queue.popleft()
-            yield function(*arguments)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # as in a worker: the nets are so small that threads wait more than they work
+        try:
+            while queue:
+                function, *arguments = queue.popleft()
+                yield function(*arguments)
+        finally:
+            torch.set_num_threads(threads)
         return
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _one_thread)
     running: set[Future[Run]] = set()

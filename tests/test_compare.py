@@ -76,6 +76,12 @@ def test_a_run_says_what_it_took(finished):
         assert steps[-1] == 12
 
 
+def test_a_training_of_one_step(tmp_path):
+    runs = compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1, batch_size=10_000)
+    assert [(run.status, run.steps, run.seconds_per_step) for run in runs] == [("ok", 1, None)] * 5
+    assert "mse" in text_table(summarise(runs))
+
+
 def test_details_are_those_of_the_tested_model(finished):
     out, runs, _ = finished
     for run in runs:
