@@ -533,7 +533,7 @@ def _weights(losses: Mapping[str, Callable[..., Any]]) -> tuple[dict[str, Array]
 
 def _callables(part: _Part, given: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
     """Losses of (scores, relevant): those given, and ours by name. No code is run that a folder of runs only names."""
-    ranks = {*RANKS, *list_sorters()}
+    ranks = {*RANKS, *(card.name for card in list_sorters())}
 
     def ours(term: str) -> bool:
         loss, _, rank = term.partition(":")
