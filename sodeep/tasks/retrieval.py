@@ -52,7 +52,7 @@ class Retrieval(Task):
     metrics = {"mAP": True, "mAP@R": True, "R-precision": True, "R@1": True, "R@10": True, "R@100": True}  # noqa: RUF012
     headline = "mAP"
     baseline = "multi-similarity"
-    losses = ("multi-similarity", "nt-xent", "triplet", "smooth-ap", "quantized-ap", "map:laplace", "map:set")
+    losses = ("multi-similarity", "nt-xent", "triplet", "smooth-ap", "quantized-ap", "map:laplace")
     accepts = ("relevant", "embeddings")
     epochs = 20
     rates = (1e-3, 8e-3)
