@@ -6,9 +6,9 @@ size of its pair weights, as a part of the largest, for the relevant items (left
     python examples/pair_weights.py weights.png
 """
 
-import sys
 from functools import partial
 
+import click
 import matplotlib
 import matplotlib.pyplot as plt
 import torch
@@ -30,8 +30,10 @@ LOSSES = {  # hinges dashed, log-sum-exps solid, ranks and distributions dotted
 }
 
 
-def draw(path: str) -> None:
-    """Save the picture to `path`."""
+@click.command()
+@click.argument("path", default="pair_weights.png")
+def main(path: str) -> None:
+    """Save the picture to PATH."""
     # evenly spaced quantiles of two normal distributions, not draws, so that the curves are smooth
     normal = torch.special.ndtri(torch.linspace(0.005, 0.995, 1000, dtype=torch.float64))
     scores = torch.cat([0.6 + 0.12 * normal, 0.2 + 0.15 * normal])
@@ -49,8 +51,9 @@ def draw(path: str) -> None:
     axes[0].set_ylabel("weight / largest weight")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
     figure.savefig(path, dpi=150)
+    click.echo(f"Wrote {path}")
 
 
 if __name__ == "__main__":
     matplotlib.use("Agg")
-    draw(sys.argv[1] if len(sys.argv) > 1 else "pair_weights.png")
+    main()

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -823,6 +824,8 @@ class _Log:
                 self.writer.add_scalar(f"error/{name}", error, step)
             self._picture(step)
             self.writer.flush()
+        if self.bar is not None and not sys.stdout.isatty():  # no bar is drawn into a file: say it in lines
+            click.echo(f"{self.run.progress():4.0%}  {self._status()}")
         self.mark = (time.perf_counter(), self.run.step)
 
     def _picture(self, step: int) -> None:

@@ -89,5 +89,6 @@ def test_spearman_regression(tmp_path):
 def test_pair_weights(tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "weights.png"
-    runpy.run_path(str(EXAMPLES / "pair_weights.py"))["draw"](str(path))
+    result = CliRunner().invoke(runpy.run_path(str(EXAMPLES / "pair_weights.py"))["main"], [str(path)])
+    assert result.exit_code == 0, result.output
     assert path.read_bytes().startswith(b"\x89PNG")

@@ -367,3 +367,14 @@ def test_rank_fn_that_cannot_be_called(rank_fn):
     ):
         with pytest.raises(TypeError, match=r"^`rank_fn` must be a function of scores \(\.\.\., n\) to ranks"):
             loss(scores, target)
+
+
+def test_a_column_of_predictions_is_said_to_be_one(generator):
+    column = torch.randn(8, 1, generator=generator)
+    message = (
+        "^0 of 8 lists have two items with different targets \\(lists of one item: did you mean "
+        "scores.squeeze\\(-1\\) and target.squeeze\\(-1\\)\\?\\): the loss is a constant 0 for this batch.$"
+    )
+    with pytest.warns(UserWarning, match=message) as record:
+        spearman_loss(column, column, rank_fn=laplace_rank)
+    assert record[0].filename == __file__

@@ -56,7 +56,7 @@ def mean_over_defined(
         warnings.warn(
             f"0 of {defined.numel()} lists have {needs}: the loss is a constant 0 for this batch.",
             UndefinedListWarning,
-            stacklevel=3,
+            stacklevel=4,  # the caller of the loss: this, the loss and its decorator are in between
         )
     return (loss, ListStats(defined.numel(), count)) if return_stats else loss
 

@@ -108,6 +108,8 @@ def spearman_loss(
     error = ((ranks.to(x.dtype) - exact_rank(y, where=real).to(x.dtype)) / n).square()
     low, high = y.masked_fill(~real, torch.inf).amin(-1), y.masked_fill(~real, -torch.inf).amax(-1)
     needs = "two items with different targets"
+    if scores.shape[-1] == 1 and scores.numel() > 1:  # what nn.Linear(d, 1) gives
+        needs += " (lists of one item: did you mean scores.squeeze(-1) and target.squeeze(-1)?)"
     rank_term = mean_over_defined(_mean_of_real(error, real), low < high, x, needs=needs)
 
     gap = x - y.to(x.dtype)
