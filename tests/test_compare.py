@@ -491,7 +491,9 @@ def test_mistakes_are_one_message(arguments, expected, tmp_path, monkeypatch):
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_ctrl_c_keeps_what_is_done(tmp_path):
-    command = "from sodeep.cli import main; main()"
+    # a process started in the background ignores SIGINT, and so do its children until they say otherwise
+    command = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    command += "from sodeep.cli import main; main()"
     options = ["--loss", "mse", "--seeds", "40", "--epochs", "20", "--out", str(tmp_path)]
     process = subprocess.Popen(
         [sys.executable, "-c", command, "compare", "memorability", *options],
