@@ -268,14 +268,20 @@ def apply_rank_fn(rank_fn: RankFunction, scores: Tensor, where: Tensor | None = 
         return _check_ranks(rank_fn(scores, where=where), scores)  # type: ignore[call-arg]
     real = where.reshape(-1, scores.shape[-1])
     rows = scores.reshape(real.shape)
-    count = real.sum(-1)
     ranks = torch.zeros(real.shape, dtype=working_dtype(scores), device=scores.device)
-    for n in sorted(set(count.tolist())):
-        if n:
-            lists = real & (count == n).unsqueeze(-1)
-            some = rows[lists].reshape(-1, n)
-            ranks = ranks.masked_scatter(lists, _check_ranks(rank_fn(some), some).to(ranks.dtype))
-    return ranks.reshape(scores.shape)
+    return fill_by_length(ranks, rows, real, lambda lists: _check_ranks(rank_fn(lists), lists)).reshape(scores.shape)
+
+
+def fill_by_length(ranks: Tensor, scores: Tensor, real: Tensor, rank: Callable[[Tensor], Tensor]) -> Tensor:
+    """`ranks` (Q, n) with those of the `real` items of `scores` (Q, n) put in.
+
+    `rank` sees lists without their masked items, (lists, items): those with equally many real ones together.
+    """
+    count = real.sum(-1)
+    for n in sorted(set(count.tolist()) - {0}):
+        lists = real & (count == n).unsqueeze(-1)
+        ranks = ranks.masked_scatter(lists, rank(scores[lists].reshape(-1, n)).to(ranks.dtype))
+    return ranks
 
 
 def _check_ranks(ranks: object, scores: Tensor) -> Tensor:

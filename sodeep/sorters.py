@@ -49,6 +49,7 @@ from sodeep._checks import (
     readable,
 )
 from sodeep._precision import full_precision, working_dtype
+from sodeep.ranks import fill_by_length
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -212,13 +213,8 @@ class Sorter(nn.Module):
 
     def _rank_by_size(self, scores: Tensor, where: Tensor) -> Tensor:
         """`_rank` for a network that cannot read masks: lists with equally many real items go through it together."""
-        ranks = 0 * scores.masked_fill(~where, 0).to(next(self.parameters()).dtype)
-        sizes = where.sum(-1)
-        for size in torch.unique(sizes).tolist():
-            real = where & (sizes == size).unsqueeze(-1)  # (B, n)
-            if size > 0:
-                ranks = ranks.masked_scatter(real, self._rank(scores[real].reshape(-1, size)))
-        return ranks
+        nothing = 0 * scores.masked_fill(~where, 0).to(next(self.parameters()).dtype)
+        return fill_by_length(nothing, scores, where, self._rank)
 
     def _warn_outside(self, scores: Tensor, where: Tensor | None) -> None:
         """A network that sees raw scores knows those of the range it was trained on only."""
