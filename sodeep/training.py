@@ -779,7 +779,6 @@ class _Log:
                 length=1000, label=f"training {run.config.sorter}", item_show_func=lambda _: self._status()
             )
         self.shown = 0
-        self.items = 0
         self.mark = (time.perf_counter(), run.step)
 
     def __enter__(self) -> _Log:
