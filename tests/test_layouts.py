@@ -20,8 +20,10 @@ from sodeep.tasks.layouts import (
     read_karpathy,
     read_mediaeval,
     read_online_products,
+    read_table,
     read_voc,
 )
+from sodeep.tasks.memorability import Memorability
 from sodeep.tasks.revisited import RevisitedSet, read_revisited, trapezoidal_ap
 
 
@@ -384,7 +386,7 @@ def test_plain_pickles(tmp_path, protocol):
     for value in ARRAYS:
         found = plain(tmp_path, pickle.dumps({"x": [value, value]}, protocol=protocol))["x"]
         for copy in found:
-            np.testing.assert_array_equal(copy, value)
+            np.testing.np.testing.assert_array_equal(copy, value)
             assert copy.dtype == value.dtype
     scalar = plain(tmp_path, pickle.dumps([np.float32(0.5), np.int64(3)], protocol=protocol))
     assert scalar == [0.5, 3]
@@ -400,7 +402,7 @@ def test_python_2_pickles(tmp_path):
     )
     found = plain(tmp_path, data)
     assert found["names"] == ["a"]
-    np.testing.assert_array_equal(found["n"], [1, 2])
+    np.testing.np.testing.assert_array_equal(found["n"], [1, 2])
 
 
 def test_shared_and_recursive_containers(tmp_path):
@@ -627,6 +629,49 @@ def test_mediaeval_errors(tmp_path):
         "captions.txt must have lines of a video, a tab and its caption, or the columns video_id and description, "
         f"in '{tmp_path}'. {MEDIAEVAL_ORIGIN}"
     )
+
+
+# ---- a table of one's own --------------------------------------------------------------------------------------------
+
+
+def test_table(tmp_path):
+    path = tmp_path / "my.csv"
+    path.write_text("\ufeffage,score,weight\n41,0.7,70.5\n38,0.2,60\n", encoding="utf-8")
+    found = read_table(path)
+    np.testing.assert_array_equal(found.scores, [0.7, 0.2])
+    np.testing.assert_array_equal(found.features, np.float32([[41, 70.5], [38, 60]]))
+    assert (found.names, found.texts) == (["age", "weight"], None)
+    path.write_text("text,score\nrain,1e-3\n,2\n")
+    found = read_table(path)
+    assert (found.features, found.names, found.texts) == (None, [], ["rain", ""])
+
+
+def test_table_as_data_of_a_comparison(tmp_path):
+    rows = [f"{i % 7},{i % 5},{i / 40}" for i in range(40)]
+    path = tmp_path / "seven.csv"
+    path.write_text("\n".join(["a,b,score", *rows]))
+    task = Memorability.load(path, seed=3)
+    assert (task.data_name, task.features.shape) == ("seven", (40, 2))
+    assert [len(task.index[split]) for split in ("train", "val", "test")] == [24, 8, 8]
+
+
+def test_table_errors(tmp_path):
+    path = tmp_path / "my.csv"
+    missing = message(read_table, path, error=FileNotFoundError)
+    assert missing == f"`path` must be a csv table with a column score, got '{path}', which is not there."
+    columns = "`path` must be a csv table with a column score and a column text, columns of numbers or both, got "
+    path.write_text("")
+    assert message(read_table, path) == f"{columns}no rows in '{path}'."
+    path.write_text("a,b\n1,2\n")
+    assert message(read_table, path) == f"{columns}the columns a, b in '{path}'."
+    path.write_text("score\n1\n")
+    assert message(read_table, path) == f"{columns}the columns score in '{path}'."
+    for cell, shown in (("many", "'many'"), ("nan", "'nan'"), ("", "''")):
+        path.write_text(f"a,score\n1,2\n{cell},3\n")
+        expected = f"`path` must have a number in every cell, got {shown} for a in row 3 of '{path}'."
+        assert message(read_table, path) == expected
+    path.write_text("score,a\n1,2\n3\n")
+    assert message(read_table, path) == f"`path` must have a number in every cell, got None for a in row 3 of '{path}'."
 
 
 # ---- VOC -------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@
 | `read_mediaeval` | MediaEval Predicting Media Memorability | `ScoredItems` |
 | `read_voc` | PASCAL VOC 2007 | `LabelledImages` |
 | `read_features` | your own features of any task, one npz file | arrays by name |
+| `read_table` | your own texts or measurements with a score each, one csv file | `ScoredTable` |
 
 Revisited Oxford and Paris are in `sodeep.tasks.revisited`. A folder that is missing or laid out in another way is one
 message: what is expected, what was found, where the data set comes from. Files are text, JSON, XML, or npz without
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import xml.etree.ElementTree as ET
 import zipfile
@@ -89,6 +91,18 @@ class ScoredItems:
     """How many people a score is the mean of, where the file says."""
     captions: list[str] | None
     """What each shows in words, where a file of captions was given; several captions end to end."""
+
+
+@dataclass(frozen=True)
+class ScoredTable:
+    """Rows with a score each, and texts, numbers or both to predict it from."""
+
+    scores: Array
+    """float64 (n,)."""
+    features: Array | None
+    """float32 (n, d), one column for each of `names`."""
+    names: list[str]
+    texts: list[str] | None
 
 
 @dataclass(frozen=True)
@@ -499,6 +513,54 @@ def _feature_array(task: str, name: str, array: Array, wrong: Callable[[str], Va
     return array
 
 
+def read_table(path: StrPath) -> ScoredTable:
+    r"""A csv table with the column "score", and "text", columns of numbers or both to predict it from.
+
+    Args:
+        path: the file; its first line names the columns.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: no such columns, no rows, or a cell that is not a finite number; the message says which.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = Path(f"{folder}/my.csv").write_text("score,age,text\n0.7,41,a red door\n0.2,38,rain\n")
+        ...     table = read_table(f"{folder}/my.csv")
+        >>> table.scores, table.features, table.texts
+        (array([0.7, 0.2]), array([[41.], [38.]], dtype=float32), ['a red door', 'rain'])
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"`path` must be a csv table with a column score, got '{path}', which is not there.")
+    rows = _read_csv(path)
+    names = [name for name in (rows[0] if rows else {}) if name not in ("score", "text")]
+    if not rows or "score" not in rows[0] or not (names or "text" in rows[0]):
+        found = f"the columns {', '.join(map(str, rows[0]))}" if rows else "no rows"
+        raise ValueError(
+            "`path` must be a csv table with a column score and a column text, columns of numbers or both, "
+            f"got {found} in '{path}'."
+        )
+
+    def column(name: str) -> list[float]:
+        values = []
+        for line, row in enumerate(rows, 2):
+            try:
+                values.append(float(row[name]))
+            except (TypeError, ValueError):  # None where a line is short
+                values.append(math.nan)
+            if not math.isfinite(values[-1]):
+                raise ValueError(
+                    f"`path` must have a number in every cell, got {row[name]!r} for {name} in row {line} of '{path}'."
+                )
+        return values
+
+    features = np.array([column(name) for name in names], dtype=np.float32).T if names else None
+    texts = [row["text"] or "" for row in rows] if "text" in rows[0] else None
+    return ScoredTable(np.array(column("score")), features, names, texts)
+
+
 # ---- what is expected, what was found --------------------------------------------------------------------------------
 
 
@@ -665,6 +727,18 @@ def _memorability(path: Path) -> MemorabilityData:
     return MemorabilityData("MediaEval, short term, from captions", np.array(found.scores), texts=found.captions)
 
 
+def _is_table(path: Path) -> bool:
+    if path.suffix != ".csv" or not path.is_file():
+        return False
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        return "score" in next(csv.reader(file), [])
+
+
+def _table(path: Path) -> MemorabilityData:
+    found = read_table(path)
+    return MemorabilityData(path.stem, found.scores, found.texts, found.features)
+
+
 def _voc(path: Path) -> MultiLabelData:
     parts = [read_voc(path, split=split) for split in ("trainval", "test")]
     return MultiLabelData(
@@ -740,6 +814,11 @@ MEMORABILITY: dict[str, Layout] = {
         f"a folder with {' or '.join(' and '.join(pair) for pair in _MEDIAEVAL_FILES)}: {_MEDIAEVAL}",
         lambda path: _mediaeval_files(path) is not None,
         _memorability,
+    ),
+    "table": Layout(
+        "your own .csv with a column score, and a column text, columns of numbers or both to predict it from",
+        _is_table,
+        _table,
     ),
     "features": _features_layout(
         "memorability",
