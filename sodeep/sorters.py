@@ -48,6 +48,7 @@ from sodeep._checks import (
     describe,
     readable,
 )
+from sodeep._counting import start_counting
 from sodeep._precision import full_precision, working_dtype
 from sodeep.ranks import fill_by_length
 
@@ -58,10 +59,11 @@ MAX_COUNT = 1024
 """Most layers, stages, heads or frequencies of a sorter: a bound on what a damaged file can make us build."""
 
 
-def standardise(scores: Tensor, where: Tensor | None = None) -> Tensor:
+def standardise(scores: Tensor, where: Tensor | None = None, *, fixed: bool = False) -> Tensor:
     """Each list of `scores` (B, n) shifted to mean 0 and scaled to variance 1, in float64; a constant list becomes 0.
 
-    Statistics are the population's, over the real items; masked items become 0.
+    Statistics are the population's, over the real items; masked items become 0. If `fixed`, they are constants to the
+    gradient.
     """
     # MPS has no float64
     x = scores.to(torch.float32 if scores.device.type == "mps" else torch.float64)
@@ -72,8 +74,9 @@ def standardise(scores: Tensor, where: Tensor | None = None) -> Tensor:
     low = x.detach().masked_fill(~real, math.inf).amin(-1, keepdim=True)
     span = x.detach().masked_fill(~real, -math.inf).amax(-1, keepdim=True) - low
     unit = ((x - low) / torch.where(span > 0, span, 1)).masked_fill(~real, 0)
-    centred = (unit - masked_mean(unit, where)).masked_fill(~real, 0)
-    variance = masked_mean(centred * centred, where)
+    centred = (unit - masked_mean(unit.detach() if fixed else unit, where)).masked_fill(~real, 0)
+    of = centred.detach() if fixed else centred
+    variance = masked_mean(of * of, where)
     return centred * torch.where(variance > 0, variance, 1).rsqrt()
 
 
@@ -139,6 +142,9 @@ class Sorter(nn.Module):
     name: ClassVar[str]
     reads_masks: ClassVar[bool] = False
     """Whether `network` handles `where` by itself. Otherwise lists are run without their masked items."""
+    separate_gradient: bool = False
+    """Whether the gradient is that of another network, `slope`, than the one that makes the values."""
+    slope: nn.Module
 
     def __init__(self, seq_len: int | None = None, *, normalize: bool = True, **config: Any) -> None:
         super().__init__()
@@ -205,7 +211,7 @@ class Sorter(nn.Module):
                 f"sodeep train-sorter --sorter {self.name} --seq-len {n}"
             )
         x = scores if where is None else scores.masked_fill(~where, 0)
-        x = standardise(x, where) if self.normalize else x
+        x = standardise(x, where, fixed=self.separate_gradient) if self.normalize else x
         x = x.to(next(self.parameters()).dtype)
         if where is None:
             return n * self.network(x)
@@ -373,11 +379,34 @@ class RecurrentSorter(Sorter):
 
 
 class LSTMSorter(RecurrentSorter):
-    """Two bidirectional LSTM layers of 128 units and one dense head."""
+    """Two bidirectional LSTM layers of 128 units and one dense head.
+
+    Args:
+        seq_len, head, hidden, layers, normalize: see `RecurrentSorter`.
+        start: first weights. "counting": those with which the network is a soft rank already, each cell a counter of
+            the items above a threshold (`sodeep._counting`); with another head than the dense one, and with fewer than
+            8 units, they are random all the same. "random": as published.
+    """
 
     name = "lstm"
     cell = nn.LSTM
     published_head, published_hidden, published_layers = "dense", 128, 2
+
+    def __init__(
+        self,
+        seq_len: int | None = None,
+        *,
+        head: Literal["dense", "item", "sum"] | None = None,
+        hidden: int | None = None,
+        layers: int | None = None,
+        normalize: bool = True,
+        start: Literal["counting", "random"] = "counting",
+    ) -> None:
+        check_choice(start, ("counting", "random"), "start")
+        super().__init__(seq_len, head=head, hidden=hidden, layers=layers, normalize=normalize)
+        self.config["start"] = start
+        if start == "counting" and isinstance(self.head, _DenseHead) and self.rnn.hidden_size >= 8:
+            start_counting(self.rnn, self.head, self.head.out_channels)
 
 
 class LargeLSTMSorter(LSTMSorter):
@@ -508,14 +537,18 @@ class SetSorter(Sorter):
 
     The output is centred so that the ranks of every list sum to n (n + 1) / 2; the network reads masks itself.
 
+    A function near the exact ranks is steep where items meet and flat elsewhere: its derivative is a poor guide for an
+    optimiser. So the gradient is, unless told otherwise, that of one more, much smoother stage over the same scores,
+    trained for nothing else (a straight-through estimator): the values are near the exact ranks, the gradient is
+    smooth, and costs little. As with the handcrafted ranks, no gradient flows through the scale of the list.
+
     Args:
         seq_len: ignored; the network takes any length.
+        gradient: "smooth": as said. "values": the derivative of the values themselves, as of any other sorter.
         frequencies: how many in each stage; as many stages as entries.
         smoothness: at the start of training: the highest frequency in widths of the Gaussian that damps a series.
             Less is sharper, and rings more.
-        heads: filters of the last stage.
-        hidden: units of the last stage's correction.
-        condition: units of the networks that adapt the filters to the list.
+        condition: units of the networks that adapt the functions to the list.
         normalize: see `Sorter`.
     """
 
@@ -526,35 +559,34 @@ class SetSorter(Sorter):
         self,
         seq_len: int | None = None,
         *,
-        frequencies: Sequence[int] = (16, 24, 40),
-        smoothness: float = 3.0,
-        heads: int = 8,
-        hidden: int = 32,
+        gradient: Literal["smooth", "values"] = "smooth",
+        frequencies: Sequence[int] = (16, 32, 40),
+        smoothness: float = 1.5,
         condition: int = 64,
         normalize: bool = True,
     ) -> None:
+        check_choice(gradient, ("smooth", "values"), "gradient")
         if not isinstance(frequencies, (list, tuple)) or not frequencies:
             raise ValueError(
                 f"`frequencies` must be a list of whole numbers, one for each stage, got {describe(frequencies)}."
             )
         check_count(len(frequencies), "len(frequencies)")
-        for value, option in (*((value, "frequencies") for value in frequencies), (heads, "heads")):
-            check_count(value, option)
+        for value in frequencies:
+            check_count(value, "frequencies")
         check_positive(smoothness, "smoothness")
-        check_at_least(hidden, 1, "hidden")
         check_at_least(condition, 1, "condition")
         super().__init__(
             None,
             normalize=normalize,
+            gradient=gradient,
             frequencies=list(frequencies),
             smoothness=smoothness,
-            heads=heads,
-            hidden=hidden,
             condition=condition,
         )
-        *first, last = frequencies
-        self.stages = nn.ModuleList(_FourierStage(count, smoothness, condition) for count in first)
-        self.stages.append(_FourierStage(last, smoothness, condition, heads, hidden))
+        self.stages = nn.ModuleList(_FourierStage(count, smoothness, condition) for count in frequencies)
+        self.separate_gradient = gradient == "smooth"
+        if self.separate_gradient:
+            self.slope = _FourierStage(16, 2.5, condition)
 
     def network(self, x: Tensor, where: Tensor | None = None) -> Tensor:
         """See `Sorter.network`."""
@@ -562,28 +594,38 @@ class SetSorter(Sorter):
             count = torch.full_like(x[..., :1], x.shape[-1])
         else:
             count = where.sum(-1, keepdim=True).clamp(min=1).to(x.dtype)
-        y = bounded_coordinates(x, where)
+        fixed = x.detach() if self.separate_gradient else x
+        location, scale = cauchy_fit(fixed, where)
+        y = bounded(fixed, location, scale)
         for stage in self.stages:
             y = stage(y, where, count)
-            y = y - masked_mean(y, where)
+        # in training, values are fitted on scores without a gradient: that must not move what makes the gradient
+        if self.separate_gradient and (x.requires_grad or (self.frozen and torch.is_grad_enabled())):
+            # coordinates in nearly even proportion to the scores, but for far outliers
+            smooth = self.slope(bounded(x, location, 4 * scale), where, count)
+            y = y + (smooth - smooth.detach())
         return (count + 1) / (2 * count) - y
 
 
-def bounded_coordinates(x: Tensor, where: Tensor | None, steps: int = 2) -> Tensor:
-    """Arctangent, in (-1/2, 1/2), of standardised scores about their Cauchy location and scale.
+def bounded(x: Tensor, location: Tensor, scale: Tensor) -> Tensor:
+    """Scores as coordinates in (-1/2, 1/2)."""
+    return torch.atan((x - location) / scale) / math.pi
+
+
+def cauchy_fit(x: Tensor, where: Tensor | None, steps: int = 2) -> tuple[Tensor, Tensor]:
+    """Location and scale (B, 1) of the Cauchy distribution nearest to standardised scores (B, n).
 
     Both come from a few steps of their fixed point, means reweighted by 1 / (1 + (x - m)² / s²), so that a few
     outliers do not squeeze all other items together.
     """
-    location: Tensor | float = 0.0
-    scale2: Tensor | float = 1.0
+    location, scale2 = torch.zeros_like(x[..., :1]), torch.ones_like(x[..., :1])
     for _ in range(steps):
         square = (x - location) ** 2
         weight = 1 / (1 + square / scale2)
         total = masked_mean(weight, where)
         location = masked_mean(weight * x, where) / total
         scale2 = masked_mean(weight * square, where) / total + 1e-6
-    return torch.atan((x - location) / scale2**0.5) / math.pi
+    return location, scale2**0.5
 
 
 class _FourierStage(nn.Module):
@@ -591,11 +633,8 @@ class _FourierStage(nn.Module):
 
     With C_k = mean_j cos(w_k y_j) and S_k = mean_j sin(w_k y_j), the mean over the list of sin(w_k (y_i - y_j)) is
     C_k sin(w_k y_i) - S_k cos(w_k y_i). At odd multiples w_k = 2π (2k + 1) / period and weights 2 / (π (2k + 1)) these
-    sum to the Fourier series of sign(y_i - y_j) / 2, whose mean over j is the centred rank of item i. Learned filters
-    over k, adapted to each list by a small network on its power spectrum C² + S², set how sharp a step to count with.
-
-    With several `heads`, ranks at several sharpnesses, and the like sums of cosines (densities of the list around the
-    item), correct the sharpest one through `hidden` gated units.
+    sum to the Fourier series of sign(y_i - y_j) / 2, whose mean over j is the centred rank of item i. A learned filter
+    over k, adapted to each list by a small network on its power spectrum C² + S², sets how sharp a step to count with.
     """
 
     period = 2.5
@@ -604,47 +643,28 @@ class _FourierStage(nn.Module):
     frequencies: Tensor
     series: Tensor
 
-    def __init__(self, frequencies: int, smoothness: float, condition: int, heads: int = 1, hidden: int = 0) -> None:
+    def __init__(self, frequencies: int, smoothness: float, condition: int) -> None:
         super().__init__()
-        self.hidden = hidden
         odd = [2 * k + 1 for k in range(frequencies)]
         self.register_buffer("frequencies", torch.tensor([2 * math.pi / self.period * m for m in odd]))
         self.register_buffer("series", torch.tensor([2 / math.pi / m for m in odd]))
-        # Gaussian damping removes the ringing of a cut series; the first head is the sharpest
-        widths = [smoothness * 2 ** (h / 2) for h in range(heads)]
-        damping = [[math.exp(-((width * m / odd[-1]) ** 2) / 2) for m in odd] for width in widths]
-        self.odd = nn.Parameter(torch.tensor(damping))  # (heads, K)
-        adapt = nn.Linear(condition, frequencies + hidden)
+        # Gaussian damping removes the ringing of a cut series
+        self.filter = nn.Parameter(torch.tensor([math.exp(-((smoothness * m / odd[-1]) ** 2) / 2) for m in odd]))
+        adapt = nn.Linear(condition, frequencies)
         nn.init.zeros_(adapt.weight)
         nn.init.zeros_(adapt.bias)
         self.condition = nn.Sequential(nn.Linear(frequencies + 1, condition), nn.SiLU(), adapt)
-        if hidden:
-            self.even = nn.Parameter(torch.tensor([[2 / frequencies * weight for weight in row] for row in damping]))
-            self.differences = nn.Linear(heads, hidden, bias=False)
-            self.densities = nn.Linear(heads, hidden)
-            self.correction = nn.Linear(hidden, 1, bias=False)
-            nn.init.zeros_(self.correction.weight)
 
     def forward(self, y: Tensor, where: Tensor | None, count: Tensor) -> Tensor:
-        angles = y.unsqueeze(-1) * self.frequencies
-        waves = torch.cat([angles.cos(), angles.sin()], -1)  # (B, n, 2 K)
-        summary = waves.mean(-2) if where is None else (where.to(y.dtype).unsqueeze(-2) @ waves).squeeze(-2) / count
+        angles = self.frequencies.unsqueeze(-1) * y.unsqueeze(-2)
+        waves = torch.cat([angles.cos(), angles.sin()], -2)  # (B, 2 K, n)
+        summary = waves.mean(-1) if where is None else (waves @ where.to(y.dtype).unsqueeze(-1)).squeeze(-1) / count
         cos, sin = summary.chunk(2, -1)  # (B, K)
         # 10: an input of about unit size, for lists of tens to thousands
-        adapt = self.condition(torch.cat([cos**2 + sin**2, 10 * count**-0.5], -1))
-        gain, shift = (part.unsqueeze(-2) for part in adapt.split([cos.shape[-1], self.hidden], -1))
-        cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
-        odd = self.odd * self.series * (1 + gain)  # (B, heads, K)
-        filters = torch.cat([-odd * sin, odd * cos], -1)
-        if not self.hidden:
-            return (waves @ filters.mT).squeeze(-1)
-        filters = torch.cat([filters, torch.cat([self.even * cos, self.even * sin], -1)], -2)
-        ranks, densities = (waves @ filters.mT).chunk(2, -1)  # (B, n, heads)
-        # 16 and 0.1: both inputs of the gate near unit size, a small correction at first
-        differences = torch.cat([ranks[..., :1], 16 * (ranks[..., 1:] - ranks[..., :-1])], -1)
-        gate = functional.silu(self.densities(densities) + shift)
-        correction: Tensor = self.correction(torch.tanh(self.differences(differences)) * gate)
-        return ranks[..., 0] + 0.1 * correction.squeeze(-1)
+        gain = 1 + self.condition(torch.cat([cos**2 + sin**2, 10 * count**-0.5], -1))
+        weight = self.filter * self.series * gain
+        reading = (torch.cat([-weight * sin, weight * cos], -1).unsqueeze(-2) @ waves).squeeze(-2)
+        return reading - masked_mean(reading, where)
 
 
 def need_seq_len(name: str, seq_len: int | None, otherwise: str = "or use a length-free sorter such as 'set'") -> int:

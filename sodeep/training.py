@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from sodeep._checks import check_at_least, check_choice, check_positive, describe
 from sodeep.checkpoint import save_sorter, write_atomic
 from sodeep.generators import DEFAULT, USER, check_mixture, draw, draw_length, read_scores_file
-from sodeep.ranks import exact_rank, laplace_rank
+from sodeep.ranks import exact_rank
 from sodeep.sorters import SORTERS, Sorter, build_sorter, double_backward
 
 VALUE_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -44,7 +44,7 @@ VALIDATION_SEED = 2019
 """The validation lists depend on the config's distributions and lengths alone, so that runs of any seed compare."""
 
 RECIPES: dict[str, dict[str, Any]] = {
-    "set": {"steps": 6000, "batch_size": 32, "lr": 3e-3, "gradient_weight": 0.0125},
+    "set": {"steps": 3000, "batch_size": 32, "lr": 2e-3, "gradient_weight": 0.01},
 }
 """Defaults of `TrainConfig` that differ between sorters."""
 
@@ -72,8 +72,9 @@ class TrainConfig:
         ema: decay of the running average of the weights that is validated and kept; 0 keeps the weights themselves.
         value_loss: "l1", "l2" or "huber", on ranks / n.
         gradient_weight: weight of the gradient term beside the value loss; 0 trains on values alone.
-        gradient_tau: sharpness of the smooth rank whose gradient is the target, in standard deviations of the list,
-            for lists of 100 and more; shorter ones get n / 100 of it, and the term counts for less.
+        gradient_tau: width of the smooth rank whose gradient is the target, in the spread of the list (the mean
+            distance from the median; standard deviations of a normal list). Where values and gradient are of one
+            network, lists shorter than 100 get n / 100 of it, and the term counts for less.
         gradient_share: share of each step's lists that the gradient term is taken on; it costs as much as three
             times the value loss.
         distributions: weight of each distribution of `sodeep.DISTRIBUTIONS`, and of "user" for `scores_file`.
@@ -110,7 +111,7 @@ class TrainConfig:
     ema: float = 0.0
     value_loss: str = "l1"
     gradient_weight: float = None  # type: ignore[assignment]
-    gradient_tau: float = 1 / 6.8
+    gradient_tau: float = 0.25
     gradient_share: float = 0.25
     distributions: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT))
     scores_file: str | None = None
@@ -350,7 +351,10 @@ class _Run:
     def _fresh_sorter(self) -> Sorter:
         with torch.random.fork_rng(devices=[]):  # PyTorch draws initial weights from its global generator
             torch.manual_seed(self.config.seed)
-            return build_sorter(self.config.sorter, self.config.seq_len, **self.config.sorter_config)
+            sorter = build_sorter(self.config.sorter, self.config.seq_len, **self.config.sorter_config)
+        if self.config.gradient_weight == 0 and sorter.separate_gradient:
+            sorter.slope.requires_grad_(False)  # nothing trains it
+        return sorter
 
     @property
     def seconds(self) -> float:
@@ -382,9 +386,10 @@ class _Run:
         config, n = self.config, scores.shape[-1]
         target = exact_rank(scores)
         value_loss = VALUE_LOSSES[config.value_loss]
+        value = value_loss(self.network(scores) / n, target / n)
         if config.gradient_weight == 0:
-            return value_loss(self.network(scores) / n, target / n)
-        # the lists of the gradient term go through the network by themselves: a second derivative costs
+            return value
+        # by themselves: a second derivative costs, and what makes the gradient only is not to be fitted to the values
         count = math.ceil(config.gradient_share * len(scores))
         some = scores[:count].requires_grad_()
         with double_backward():
@@ -392,12 +397,11 @@ class _Run:
         # the vectors are residuals, what a Spearman loss will send back: these ranks minus those of another order
         shuffled = torch.rand(some.shape, generator=generator, device=self.device).argsort(-1)
         residual = (target[:count] - target[:count].gather(-1, shuffled)) / n
-        # the width that suits 100 items spans too few of a short list to be near its ranks: sharper there, and softly
-        short = min(1.0, n / 100)
+        # where this is also the gradient of the values, the width that suits 100 items would keep those of a short list
+        # away from its ranks: sharper there, and softly
+        short = 1.0 if self.sorter.separate_gradient else min(1.0, n / 100)
         mismatch = short**2 * gradient_mismatch(ranks, some, residual, config.gradient_tau * short)
-        if count < len(scores):
-            ranks = torch.cat([ranks, self.network(scores[count:])])
-        return value_loss(ranks / n, target / n) + config.gradient_weight * mismatch
+        return value + config.gradient_weight * mismatch
 
     def advance(self) -> None:
         """One step."""
@@ -560,33 +564,49 @@ class _Run:
 def gradient_mismatch(ranks: Tensor, scores: Tensor, vectors: Tensor, tau: float) -> Tensor:
     """Relative squared difference between the gradients of ranks and of a smooth rank, for given output vectors.
 
-    For each list, with J the Jacobian of `ranks` in `scores`, J' that of `laplace_rank` and v the vector:
-    |J'v - Jv|^2 / (|J'v|^2 + floor), with J and J' transposed. The floor, (0.03 n / std)^2 |v|^2, is a hundredth of
+    For each list, with J the Jacobian of `ranks` in `scores`, J' that of the smooth rank and v the vector:
+    |J'v - Jv|^2 / (|J'v|^2 + floor), with J and J' transposed. The floor, (0.03 n / spread)^2 |v|^2, is a hundredth of
     what |J'v|^2 usually is; it keeps lists in which the smooth rank has no slope (isolated items) from ruling the mean.
 
     Args:
         ranks: (B, n), of `scores`, with graph.
         scores: (B, n), requiring a gradient.
         vectors: (B, n).
-        tau: sharpness of the smooth rank, in standard deviations of each list.
+        tau: width of the smooth rank, in the spread of each list (`mean_deviation`).
 
     Returns:
         A scalar with a graph to the parameters behind `ranks`, the mean over the lists that are not constant; 0 is
         agreement, about 1 is what a zero gradient gets.
     """
     (got,) = torch.autograd.grad(ranks, scores, vectors, create_graph=True)
-    x = scores.detach().requires_grad_()
-    spread = x.detach().std(-1, correction=0, keepdim=True)
+    x = scores.detach()
+    spread = mean_deviation(x)
     defined = spread.squeeze(-1) > 0
-    spread = spread.where(spread > 0, 1.0)
-    smooth = laplace_rank(x, tau=tau * spread)
-    (want,) = torch.autograd.grad(smooth, x, vectors)
     # in units of the list's spread, where the entries are of the size of n whatever the scale of the scores
-    got, want = got * spread, want * spread
+    spread = spread.where(spread > 0, 1.0)
+    got, want = got * spread, smooth_rank_vjp(x / spread, vectors, tau)
     floor = (0.03 * x.shape[-1]) ** 2 * vectors.square().sum(-1)
     size = want.square().sum(-1) + floor
     mismatch = (got - want).square().sum(-1) / size.where(size > 0, 1.0)
     return mismatch.masked_fill(~defined, 0).sum() / defined.sum().clamp(min=1)
+
+
+def smooth_rank_vjp(scores: Tensor, vectors: Tensor, tau: float) -> Tensor:
+    """J^T v, (B, n), of the smooth rank r_i = 1/2 + sum over j of Phi((s_j - s_i) / tau), Phi the normal distribution.
+
+    Without cusps, which a network made of smooth functions could not follow.
+    """
+    gaps = (scores.unsqueeze(-2) - scores.unsqueeze(-1)) / tau
+    density = torch.exp(-gaps.square() / 2) / (math.sqrt(2 * math.pi) * tau)  # symmetric: of i and j
+    return (density @ vectors.unsqueeze(-1)).squeeze(-1) - density.sum(-1) * vectors
+
+
+def mean_deviation(x: Tensor) -> Tensor:
+    """Mean distance from the median, (..., 1), in units in which it is the standard deviation of a normal list.
+
+    A few outliers, which rule a standard deviation, hardly move it.
+    """
+    return math.sqrt(math.pi / 2) * (x - x.median(-1, keepdim=True).values).abs().mean(-1, keepdim=True)
 
 
 # ---- around a run --------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ ORDER = [
     "_labels",
     "ranks",
     "generators",
+    "_counting",
     "sorters",
     "checkpoint",
     "export",

@@ -22,7 +22,7 @@ def exactly(message):
 
 def small_set():
     torch.manual_seed(0)
-    return build_sorter("set", frequencies=[4, 8], heads=2, hidden=8, condition=8)
+    return build_sorter("set", frequencies=[4, 8], condition=8)
 
 
 def small_mlp(n=30):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sodeep.sorters import SORTERS, Sorter, build_sorter, double_backward, standardise
+from sodeep.sorters import SORTERS, Sorter, bounded, build_sorter, cauchy_fit, double_backward, standardise
 
 LENGTH = 40  # the cnn takes lists of 37 and more
 RECURRENT = [name for name in SORTERS if name.startswith(("lstm", "gru"))]
@@ -266,12 +266,45 @@ def test_set_sorter_is_a_soft_rank_before_any_training(n: int) -> None:
 
 
 def test_set_sorter_has_first_and_second_derivatives() -> None:
-    sorter = small_sorter("set", frequencies=[3, 4], heads=2, hidden=3, condition=4).double().freeze()
+    sorter = small_sorter("set", gradient="values", frequencies=[3, 4], condition=4).double().freeze()
     scores = normal(2, 6, dtype=torch.float64).requires_grad_()
     where = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
     assert torch.autograd.gradcheck(sorter, (scores,))
     assert torch.autograd.gradgradcheck(sorter, (scores,))
     assert torch.autograd.gradcheck(lambda s: sorter(s, where), (scores,))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # of torch's jvp itself
+def test_set_sorter_has_the_values_of_its_stages_and_the_gradient_of_its_slope() -> None:
+    sorter = small_sorter("set", frequencies=[3, 4], condition=4).double().freeze()
+    values = build_sorter("set", gradient="values", frequencies=[3, 4], condition=4).double().freeze()
+    values.load_state_dict({key: t for key, t in sorter.state_dict().items() if not key.startswith("slope.")})
+    scores = normal(2, 6, dtype=torch.float64).requires_grad_()
+    vectors = normal(2, 6, seed=1, dtype=torch.float64)
+    ranks = sorter(scores)
+    torch.testing.assert_close(ranks, values(scores))
+    (gradient,) = torch.autograd.grad(ranks, scores, vectors)
+
+    # the scale of the list is a constant to it
+    fixed = scores.detach().clone()
+    location, scale = cauchy_fit(standardise(fixed), None)
+    centre, unit = fixed.mean(-1, keepdim=True), fixed.std(-1, correction=0, keepdim=True)
+    count = torch.full((2, 1), 6.0, dtype=torch.float64)
+
+    def smooth(s: torch.Tensor) -> torch.Tensor:
+        return -6 * sorter.slope(bounded((s - centre) / unit, location, 4 * scale), None, count)
+
+    torch.testing.assert_close(gradient, torch.autograd.functional.vjp(smooth, fixed, vectors)[1])
+    assert torch.autograd.gradcheck(smooth, (scores,))
+    tangents = torch.func.jvp(sorter, (fixed,), (vectors,))[1]
+    torch.testing.assert_close(tangents, torch.autograd.functional.jvp(smooth, fixed, vectors)[1])
+
+
+def test_fitting_the_values_of_a_set_sorter_leaves_its_slope_alone() -> None:
+    sorter = small_sorter("set")
+    sorter(normal(2, LENGTH)).square().sum().backward()
+    assert all(weight.grad is None for weight in sorter.slope.parameters())
+    assert all(weight.grad is not None for weight in sorter.stages.parameters())
 
 
 def test_set_sorter_under_function_transforms() -> None:
@@ -311,7 +344,7 @@ def test_double_backward(name: str) -> None:
     assert torch.backends.cudnn.enabled == enabled
     (gradient,) = torch.autograd.grad((ranks * normal(2, LENGTH, seed=1)).sum(), scores, create_graph=True)
     gradient.square().sum().backward()
-    weight = next(sorter.parameters())
+    weight = next(weight for weight in sorter.parameters() if weight.grad is not None)
     assert torch.isfinite(weight.grad).all()
     assert weight.grad.abs().sum() > 0
 
@@ -380,7 +413,7 @@ def test_nothing_thaws_a_frozen_sorter_but_unfreeze(name: str) -> None:
     sorter.unfreeze()
     assert not sorter.frozen
     assert all(weight.requires_grad for weight in sorter.parameters())
-    sorter(normal(2, LENGTH)).square().sum().backward()
+    sorter(normal(2, LENGTH).requires_grad_()).square().sum().backward()
     assert all(weight.grad is not None for weight in sorter.parameters())
 
 
@@ -550,7 +583,7 @@ def test_sorter_on_another_device_is_an_error() -> None:
         (
             "lstm",
             {"hiden": 3},
-            "`config of the lstm sorter` must be one of seq_len, head, hidden, layers, normalize, got 'hiden'.",
+            "`config of the lstm sorter` must be one of seq_len, head, hidden, layers, normalize, start, got 'hiden'.",
         ),
         (
             "lstm",
