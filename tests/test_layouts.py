@@ -386,7 +386,7 @@ def test_plain_pickles(tmp_path, protocol):
     for value in ARRAYS:
         found = plain(tmp_path, pickle.dumps({"x": [value, value]}, protocol=protocol))["x"]
         for copy in found:
-            np.testing.np.testing.assert_array_equal(copy, value)
+            np.testing.assert_array_equal(copy, value)
             assert copy.dtype == value.dtype
     scalar = plain(tmp_path, pickle.dumps([np.float32(0.5), np.int64(3)], protocol=protocol))
     assert scalar == [0.5, 3]
@@ -402,7 +402,7 @@ def test_python_2_pickles(tmp_path):
     )
     found = plain(tmp_path, data)
     assert found["names"] == ["a"]
-    np.testing.np.testing.assert_array_equal(found["n"], [1, 2])
+    np.testing.assert_array_equal(found["n"], [1, 2])
 
 
 def test_shared_and_recursive_containers(tmp_path):
