@@ -28,6 +28,19 @@ if TYPE_CHECKING:
 )
 @click.option("--epochs", type=click.IntRange(1), help="Passes over the training split.  [default: those of the task]")
 @click.option("--batch-size", type=click.IntRange(4), default=100, show_default=True, help="Items a step.")
+@click.option(
+    "--train-share",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="How much of the training split is trained on.",
+)
+@click.option(
+    "--semantic",
+    metavar="SCORE",
+    help="Semantic scores that asp is trained on (cross-modal): overlap of keywords, or cider, bleu or rouge-l of "
+    "captions.  [default: the first that the data have]",
+)
 @click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes, of one thread each.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, ...")
 @click.option("--quiet", is_flag=True, help="No progress, the table only.")
@@ -40,6 +53,8 @@ def compare(
     out: Path | None,
     epochs: int | None,
     batch_size: int,
+    train_share: float,
+    semantic: str | None,
     jobs: int,
     device: str,
     quiet: bool,
@@ -85,6 +100,8 @@ def compare(
             seeds=seeds,
             epochs=epochs,
             batch_size=batch_size,
+            train_share=train_share,
+            semantic=semantic,
             jobs=jobs,
             device=device,
             on_run=progress,

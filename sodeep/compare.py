@@ -168,8 +168,9 @@ class _Job:
     settings: dict[str, Any]
     folder: str
     epochs: int
-    batch_size: int
     device: str
+    options: dict[str, Any]
+    """Of `Task.load`."""
 
     @property
     def weights(self) -> Path:
@@ -184,15 +185,15 @@ def _file_name(loss: str, seed: int, settings: Mapping[str, Any] | None = None) 
 
 
 @functools.lru_cache(maxsize=1)  # jobs come seed by seed
-def _task(name: str, data: str | None, seed: int, batch_size: int, device: str) -> Task:
-    task = TASKS[name].load(data, seed, batch_size)
+def _task(name: str, data: str | None, seed: int, device: str, **options: Any) -> Task:
+    task = TASKS[name].load(data, seed, **options)
     task.to(torch.device(device))
     return task
 
 
 def _train(job: _Job) -> Run:
     """Train with one setting, keep the weights, and judge on the validation split."""
-    task = _task(job.task, job.data, job.seed, job.batch_size, job.device)
+    task = _task(job.task, job.data, job.seed, job.device, **job.options)
     run = Run(
         job.task, task.data_name, job.loss, job.seed, job.settings, "tuning", "ok", device=_device_name(job.device)
     )
@@ -340,7 +341,7 @@ def _failed_test(training: Run) -> Run:
 
 
 def _tested(job: _Job, chosen: Run) -> Run:
-    task = _task(job.task, job.data, job.seed, job.batch_size, job.device)
+    task = _task(job.task, job.data, job.seed, job.device, **job.options)
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         model = task.model()
     model.load_state_dict(safetensors.torch.load_file(job.weights))
@@ -374,6 +375,8 @@ def compare(
     seeds: int | Sequence[int] = 3,
     epochs: int | None = None,
     batch_size: int = BATCH_SIZE,
+    train_share: float = 1.0,
+    semantic: str | None = None,
     jobs: int = 1,
     device: str = "auto",
     on_run: Callable[[Run, int, int], None] | None = None,
@@ -389,6 +392,10 @@ def compare(
         seeds: how many, from 0; or which.
         epochs: passes over the training split, for every loss. None: those of the task.
         batch_size: items a step, for every loss.
+        train_share: how much of the training split is trained on, above 0, up to 1; drawn with the seed, a smaller
+            share is part of a larger one. Fewer steps, as an epoch is shorter.
+        semantic: of the cross-modal task, which semantic scores "asp" and the like are trained on: "overlap" of codes,
+            or "cider", "bleu" or "rouge-l" of captions. None: the first of these that the data have.
         jobs: processes, of one thread each. 1 stays in this process, with one thread meanwhile. As they are spawned, a
             script that asks for more needs the usual ``if __name__ == "__main__":``.
         device: "auto" (a GPU if there is one), "cpu", "cuda", ...
@@ -422,14 +429,21 @@ def compare(
     check_at_least(epochs, 1, "epochs")
     check_at_least(jobs, 1, "jobs")
     place = _device(device)
+    options: dict[str, Any] = {"batch_size": batch_size, "train_share": train_share}
+    if semantic is not None:
+        if "semantic" not in kind.accepts:
+            raise ValueError(
+                f"`semantic` must not be given for the {task} task, which has no semantic scores, got {semantic!r}."
+            )
+        options["semantic"] = semantic
 
     path = None if data is None else os.fspath(data)
-    loaded = _task(task, path, seeds[0], batch_size, place)  # wrong data end here, not in a worker
+    loaded = _task(task, path, seeds[0], place, **options)  # wrong data end here, not in a worker
     folder = Path(out)
     _claim(folder, {"task": task, "data": loaded.data_name, "epochs": epochs, "batch_size": batch_size})
     work = {
         (loss, seed): [
-            _Job(task, path, loss, seed, settings, str(folder), epochs, batch_size, place)
+            _Job(task, path, loss, seed, settings, str(folder), epochs, place, options)
             for settings in contenders[loss].grid(kind.rates)
         ]
         for seed in seeds

@@ -234,6 +234,28 @@ def test_another_comparison_is_not_mixed_in(finished):
         compare("toy", ["bce"], out=out, epochs=1)
 
 
+def test_other_data_are_not_mixed_in(tmp_path):
+    given = {"out": tmp_path, "seeds": 1, "epochs": 1}
+    runs = compare("cross-modal", ["asp"], train_share=0.3, semantic="bleu", **given)
+    assert {run.status for run in runs} == {"ok"}
+    held = "synthetic shapes (generated, no real data), 0.3 of the training split, semantic scores by bleu"
+    assert {run.data for run in runs} == {json.loads((tmp_path / "comparison.json").read_text())["data"]} == {held}
+    for options, name in (
+        ({"train_share": 0.3}, held.removesuffix(", semantic scores by bleu")),
+        ({"semantic": "bleu"}, held.replace(", 0.3 of the training split", "")),
+    ):
+        another = f"`out` {tmp_path} holds a comparison with data '{held}', not '{name}'."
+        expected = f"{another} Choose another folder, or delete it."
+        with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
+            compare("cross-modal", ["asp"], **options, **given)
+
+
+def test_semantic_scores_are_those_of_the_cross_modal_task(tmp_path):
+    expected = "`semantic` must not be given for the toy task, which has no semantic scores, got 'bleu'."
+    with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
+        compare("toy", ["bce"], out=tmp_path, semantic="bleu")
+
+
 def test_two_processes_do_the_same_as_one(finished, tmp_path):
     _, runs, _ = finished
     again = compare("memorability", ["mse", "spearman:laplace"], out=tmp_path, jobs=2, **TINY)
@@ -439,7 +461,7 @@ def test_many_metrics_make_several_tables(tmp_path):
     ]
     table = text_table(summarise(runs))
     assert max(map(len, table.splitlines())) <= 120
-    assert len(re.findall("^triplet-hard ", table, re.MULTILINE)) == 3
+    assert len(re.findall("^triplet-hard ", table, re.MULTILINE)) == 4
     for name in names:
         assert f"{name} " in table
 

@@ -43,6 +43,7 @@ ORDER = [
     "tasks.encoders",
     "tasks.layouts",
     "tasks.revisited",
+    "tasks.semantics",
     "tasks.contenders",
     "tasks.retrieval",
     "tasks.cross_modal",

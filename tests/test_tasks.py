@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import re
 import zipfile
 from functools import partial
@@ -21,6 +22,7 @@ from sodeep.tasks.cross_modal import CrossModal
 from sodeep.tasks.memorability import Memorability
 from sodeep.tasks.multi_label import MultiLabel
 from sodeep.tasks.retrieval import Retrieval
+from sodeep.tasks.semantics import SemanticScores
 
 RNG = np.random.default_rng
 
@@ -48,6 +50,28 @@ def test_splits_are_apart_and_made_by_the_seed(task):
     batches = [[batch.tolist() for batch in one.batches(0)] for one in (task, again, other)]
     assert batches[0] == batches[1] != batches[2]
     assert batches[0] != [batch.tolist() for batch in task.batches(1)]
+
+
+def test_a_share_of_the_training_split(task):
+    half, most = (TASKS[task.name].load(seed=0, train_share=share) for share in (0.5, 0.8))
+    for less, share in ((half, 0.5), (most, 0.8)):
+        assert len(less.index["train"]) == round(share * len(task.index["train"]))
+        assert less.data_name.startswith(task.data_name.split(",")[0])
+        assert f", {share} of the training split" in less.data_name
+        for split in ("val", "test"):
+            torch.testing.assert_close(less.index[split], task.index[split], rtol=0, atol=0)
+    kept = [set(which.index["train"].tolist()) for which in (half, most, task)]
+    assert kept[0] < kept[1] < kept[2]
+    other = TASKS[task.name].load(seed=1, train_share=0.5)
+    assert set(other.index["train"].tolist()) != kept[0]
+    assert {i for batch in half.batches(0) for i in np.atleast_2d(batch.T)[0].tolist()} <= kept[0]
+
+
+@pytest.mark.parametrize("share", [0, -0.1, 1.5, math.nan, "half"])
+def test_a_share_is_above_0_and_up_to_1(share):
+    expected = f"`train_share` must be a number above 0, up to 1, got {share!r}."
+    with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
+        TASKS["toy"].load(train_share=share)
 
 
 def test_batches_are_of_the_training_split(task):
@@ -320,6 +344,78 @@ def test_cross_modal_metrics_against_loops():
     np.testing.assert_allclose(found["i2t ASP"], np.mean(ratio), rtol=1e-5)
 
 
+def captioned(codes=True):
+    """Pictures with captions in words: two in the first language, one in the second."""
+    rng = RNG(0)
+    captions = [
+        " ".join(rng.choice(["red", "cat", "face", "big", "heart", "hat"], rng.integers(1, 5))) for _ in range(180)
+    ]
+    split = np.repeat(["train", "val", "test"], [30, 15, 15])
+    return CrossModalData(
+        "made up",
+        rng.normal(size=(60, 6)).astype(np.float32),
+        captions,
+        np.repeat(np.arange(60), 3),
+        split,
+        rng.random((60, 5)) < 0.4 if codes else None,
+        languages=["en", "en", "de"] * 60,
+    )
+
+
+def test_asp_by_captions_against_loops():
+    data = captioned()
+    task = CrossModal(data)
+    model = task.model()
+    found = task.evaluate(model, "test").metrics
+    x = torch.nn.functional.normalize(encoders.encode(model.pictures, task.items[45:]))
+    y = torch.nn.functional.normalize(encoders.encode(model.captions, task.captions[135:]))
+    scores, owner = x @ y.T, np.repeat(np.arange(15), 3)
+    alike = SemanticScores(data.captions, data.owner, data.languages)
+    for name in ("cider", "bleu", "rouge-l"):
+        table = alike(name, np.arange(45, 60), np.arange(45, 60))
+        graded = torch.tensor([[1.0 if owner[j] == i else table[i, owner[j]] for j in range(45)] for i in range(15)])
+        for way, s, m in (("i2t", scores, graded), ("t2i", scores.T, graded.T)):
+            a, b = sodeep.exact_rank(s), sodeep.exact_rank(m)
+            expected = (torch.minimum(a, b) / torch.maximum(a, b)).mean()
+            np.testing.assert_allclose(found[f"{way} ASP {name}"], expected, rtol=1e-5)
+        assert task.evaluate(model, "val").metrics[f"i2t ASP {name}"] != found[f"i2t ASP {name}"]
+
+
+@pytest.mark.parametrize("semantic", ["overlap", "cider", "bleu", "rouge-l"])
+def test_semantic_scores_that_losses_are_trained_on(semantic):
+    data = captioned()
+    task = CrossModal(data, semantic=semantic)
+    seen = []
+    batch = next(task.batches(0))
+    task.forward(task.model(), batch)["semantic"](lambda scores, graded: seen.append(graded) or scores.sum())
+    if semantic == "overlap":
+        codes = data.codes[batch[:, 0]].astype(float)
+        both = codes @ codes.T
+        expected = both / np.maximum(codes.sum(1)[:, None] + codes.sum(1) - both, 1)
+    else:
+        expected = SemanticScores(data.captions, data.owner, data.languages)(semantic, batch[:, 0], batch[:, 0])
+    np.fill_diagonal(expected, 1)
+    torch.testing.assert_close(seen[0], torch.from_numpy(expected).float())
+    torch.testing.assert_close(seen[1], seen[0].T)
+    other = "" if semantic == "overlap" else f", semantic scores by {semantic}"
+    assert task.data_name == f"made up{other}"
+
+
+def test_the_first_semantic_score_that_the_data_have_is_the_default():
+    assert CrossModal(captioned()).semantic == "overlap"
+    assert CrossModal(captioned(codes=False)).semantic == "cider"
+    assert CrossModal(cross_modal_data(codes=False)).semantic is None
+    needs = "overlap needs codes; cider, bleu, rouge-l need captions as texts."
+    for data, semantic, has in (
+        (captioned(codes=False), "overlap", "cider, bleu, rouge-l"),
+        (cross_modal_data(), "bleu", "overlap"),
+        (cross_modal_data(codes=False), "meteor", "none"),
+    ):
+        expected = f"`semantic` must be a score that the data have ({has}), got '{semantic}'. {needs}"
+        with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
+            CrossModal(data, semantic=semantic)
+
+
 def test_without_codes_there_is_no_semantic_metric():
     found = CrossModal(cross_modal_data(codes=False)).evaluate(GivenTowers(), "test").metrics
     assert not [name for name in found if "ASP" in name or "PMRP" in name]
@@ -337,6 +433,9 @@ def test_emoji(tmp_path):
             rows.writerow([f"1F{i}", "c", "s", "test" if i % 3 == 0 else "train", *names, f"face;{i % 4};own{i}"])
     task = CrossModal.load(tmp_path)
     assert len(task.captions) == 5 * n
+    alike = task.text_scores("bleu", range(n), range(n))  # the names of a language have two words of three in common
+    np.testing.assert_allclose(alike[0, 1:], alike[0, 1])
+    assert 0 < alike[0, 1] < alike[0, 0] == 1
     assert tuple(task.codes.shape) == (n, 5)  # "face" and four numbers; a keyword of one emoji alone tells nothing
     assert len(task.index["test"]) == 10
     for batch in task.batches(0):

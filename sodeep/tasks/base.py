@@ -61,6 +61,7 @@ class CrossModalData:
         codes: bool (N, C), graded relevance: two pictures mean the same in so far as their codes overlap (keywords,
             object classes); None if there are none.
         pictures: as of `RetrievalData`.
+        languages: (M,) of str, the language of each caption, where their words are compared; None: all the same.
     """
 
     name: str
@@ -70,6 +71,7 @@ class CrossModalData:
     split: Array
     codes: Array | None = None
     pictures: Array | None = None
+    languages: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -192,6 +194,16 @@ def with_validation(split: Array, seed: int, share: float = 0.15) -> Array:
     return np.where(np.isin(np.arange(len(split)), chosen), "val", split)
 
 
+def with_train_share(split: Array, seed: int, share: float) -> Array:
+    """The split with a share of "train" left, drawn with the seed; the rest are in no split, "".
+
+    Of one seed, a smaller share is part of a larger one.
+    """
+    train = np.flatnonzero(split == "train")
+    spare = np.random.default_rng([seed, 7]).permutation(train)[round(share * len(train)) :]
+    return np.where(np.isin(np.arange(len(split)), spare), "", split)
+
+
 def split_classes(split: Array, labels: Array, seed: int, share: float = 0.2) -> Array:
     """The split itself if it has a "val", else with whole classes of "train" drawn for it, two at least."""
     if (split == "val").any():
@@ -241,17 +253,23 @@ class Task(ABC):
     """Of AdamW, on gradients scaled to norm 1; entries far below it are not blown up."""
 
     data_name: str
+    """What the report calls the data; another share of them, say, is another name, so that nothing is mixed."""
 
-    def __init__(self, split: Array, seed: int, batch_size: int) -> None:
+    def __init__(self, name: str, split: Array, seed: int, batch_size: int, train_share: float) -> None:
         check_at_least(batch_size, 4, "batch_size")
-        self.index = indices_of(split)
+        if not isinstance(train_share, (int, float)) or not 0 < train_share <= 1:
+            raise ValueError(f"`train_share` must be a number above 0, up to 1, got {describe(train_share)}.")
+        self.data_name = name if train_share == 1 else f"{name}, {train_share:.4g} of the training split"
+        self.index = indices_of(with_train_share(split, seed, train_share))
         self.seed = seed
         self.batch_size = min(batch_size, len(self.index["train"]))
 
     @classmethod
     @abstractmethod
-    def load(cls, data: str | Path | None = None, seed: int = 0, batch_size: int = BATCH_SIZE) -> Task:
-        """The task on the data at a path, or on a small embedded set for None."""
+    def load(
+        cls, data: str | Path | None = None, seed: int = 0, batch_size: int = BATCH_SIZE, train_share: float = 1.0
+    ) -> Task:
+        """The task on the data at a path, or on a small embedded set for None, with a share of the training split."""
 
     def to(self, device: torch.device) -> None:
         """Move the inputs there: every tensor that is an attribute."""

@@ -26,6 +26,10 @@ from sodeep.tasks.base import (
 )
 from sodeep.tasks.encoders import FeatureNet, TextNet, as_input, encode, item_net, ngram_table
 from sodeep.tasks.layouts import CROSS_MODAL
+from sodeep.tasks.semantics import TEXT_SCORES, SemanticScores
+
+_ASP = {"overlap": "ASP", **{name: f"ASP {name}" for name in TEXT_SCORES}}
+"""Semantic scores by name -> the metric that judges by them."""
 
 
 class TwoTowers(nn.Module):
@@ -40,13 +44,16 @@ class TwoTowers(nn.Module):
 class CrossModal(Task):
     """Pictures and captions compared by cosine. A batch holds 100 pictures and one caption of each.
 
-    A loss that takes semantic scores gets graded relevance in place of pairs: how far the codes (keywords, object
-    classes) of two pictures overlap, Jaccard's index, and 1 for a picture and its own caption.
+    A loss that takes semantic scores gets graded relevance in place of pairs, 1 for a picture and its own caption, and
+    for others the score that `semantic` names: "overlap" of the codes (keywords, object classes) of two pictures,
+    Jaccard's index; or "cider", "bleu" or "rouge-l" of all their captions (`sodeep.tasks.semantics`). By default it is
+    the first of these that the data have. It changes nothing for other losses, nor any metric.
 
     Metrics, "i2t" from pictures to captions and "t2i" back: the hit rates among the first 1, 5 and 10; the median rank
-    of the first right one; ASP (against the graded relevance; Li et al., NeurIPS 2022) and PMRP (plausible matches are
-    those whose codes differ in at most 0, 1, 2 places; Chun et al., CVPR 2021), the last two where data have codes;
-    "R@1 mean", of both ways.
+    of the first right one; ASP, how well the order agrees with that of the semantic scores (Li et al., NeurIPS 2022),
+    "ASP" by overlap and "ASP cider" and so on by captions; PMRP (plausible matches are those whose codes differ in at
+    most 0, 1, 2 places; Chun et al., CVPR 2021). Those by codes or captions are left out where there are no codes, or
+    no texts. "R@1 mean" is that of both ways.
 
     Details: ``ap``, ``ap_quantized`` (Q,) of the pictures as queries; ``rank_i2t``, ``rank_t2i``: rank of the first
     right one of each query. Of S = 16 captions as queries (8 at random, 8 of the worst): ``strip_texts`` (S,) of str,
@@ -61,8 +68,7 @@ class CrossModal(Task):
         **{f"{way} R@{k}": True for way in ("i2t", "t2i") for k in (1, 5, 10)},
         "i2t median rank": False,
         "t2i median rank": False,
-        "i2t ASP": True,
-        "t2i ASP": True,
+        **{f"{way} {name}": True for name in _ASP.values() for way in ("i2t", "t2i")},
         "i2t PMRP": True,
         "t2i PMRP": True,
     }
@@ -73,9 +79,15 @@ class CrossModal(Task):
     epochs = 30
     rates = (1e-3, 8e-3)
 
-    def __init__(self, data: CrossModalData, seed: int = 0, batch_size: int = BATCH_SIZE) -> None:
-        super().__init__(with_validation(np.asarray(data.split), seed), seed, batch_size)
-        self.data_name = data.name
+    def __init__(
+        self,
+        data: CrossModalData,
+        seed: int = 0,
+        batch_size: int = BATCH_SIZE,
+        train_share: float = 1.0,
+        semantic: str | None = None,
+    ) -> None:
+        super().__init__(data.name, with_validation(np.asarray(data.split), seed), seed, batch_size, train_share)
         self.items = as_input(data.items)
         self.owner = torch.from_numpy(np.asarray(data.owner, dtype=np.int64))
         self.texts = None if isinstance(data.captions, np.ndarray) else list(data.captions)
@@ -84,16 +96,35 @@ class CrossModal(Task):
         else:
             train = torch.isin(self.owner, self.index["train"]).nonzero().squeeze(1).numpy()
             self.captions = ngram_table(data.captions, train, "char", least=2)
-        self.codes = None if data.codes is None else torch.from_numpy(np.asarray(data.codes, dtype=bool))
+        self.codes: Any = None if data.codes is None else torch.from_numpy(np.asarray(data.codes, dtype=bool))
+        self.text_scores: Any = None if self.texts is None else SemanticScores(self.texts, self.owner, data.languages)
+        self.semantics = ("overlap",) * (self.codes is not None) + (*TEXT_SCORES,) * (self.texts is not None)
+        self.semantic = next(iter(self.semantics), None) if semantic is None else semantic
+        if semantic is not None and semantic not in self.semantics:
+            raise ValueError(
+                f"`semantic` must be a score that the data have ({', '.join(self.semantics) or 'none'}), got "
+                f"{semantic!r}. overlap needs codes; {', '.join(TEXT_SCORES)} need captions as texts."
+            )
+        if self.semantic != next(iter(self.semantics), None):
+            self.data_name += f", semantic scores by {self.semantic}"
+        self.tables: dict[tuple[str, str], Tensor] = {}
         pictures = data.pictures if data.pictures is not None else data.items
         self.pictures = pictures if pictures.dtype == np.uint8 else None
         counts = torch.bincount(self.owner, minlength=len(self.items))
         self.captions_of = np.split(self.owner.argsort(stable=True).numpy(), counts.cumsum(0)[:-1].numpy())
 
     @classmethod
-    def load(cls, data: str | Path | None = None, seed: int = 0, batch_size: int = BATCH_SIZE) -> CrossModal:
+    def load(
+        cls,
+        data: str | Path | None = None,
+        seed: int = 0,
+        batch_size: int = BATCH_SIZE,
+        train_share: float = 1.0,
+        semantic: str | None = None,
+    ) -> CrossModal:
         """The task on the data at a path, or on pictures of coloured shapes drawn with the seed."""
-        return cls(_shapes(seed) if data is None else read_data(data, LAYOUTS, cls.name), seed, batch_size)
+        found = _shapes(seed) if data is None else read_data(data, LAYOUTS, cls.name)
+        return cls(found, seed, batch_size, train_share, semantic)
 
     def batches(self, epoch: int) -> Iterator[Array]:
         """Pairs (B, 2) of a picture and one of its captions; every picture once an epoch."""
@@ -116,21 +147,34 @@ class CrossModal(Task):
         x, y = towers.pictures(self.items[images]), towers.captions(self.captions[captions])
         return {
             "relevant": lambda loss: CrossModalLoss(loss)(x, y, self._relevance(images, captions)),
-            "semantic": lambda loss: CrossModalLoss(loss)(x, y, self._semantic(images, captions)),
+            "semantic": lambda loss: CrossModalLoss(loss)(x, y, self._graded(images, captions)),
         }
 
     def _relevance(self, images: Tensor, captions: Tensor) -> Tensor:
         return images.unsqueeze(1) == self.owner[captions].unsqueeze(0)
 
-    def _semantic(self, images: Tensor, captions: Tensor) -> Tensor:
-        """Graded relevance of captions to pictures, in [0, 1]: 1 for its own."""
+    def _graded(self, images: Tensor, captions: Tensor) -> Tensor:
+        """What losses are trained on: graded relevance of captions to pictures, in [0, 1], 1 for its own."""
         own = self._relevance(images, captions).float()
-        if self.codes is None:
+        if self.semantic is None:
             return own
-        x, y = self.codes[images].float(), self.codes[self.owner[captions]].float()
+        return torch.maximum(self._semantic(self.semantic, images, self.owner[captions]), own)
+
+    def _semantic(self, name: str, images: Tensor, others: Tensor) -> Tensor:
+        """Semantic scores of pictures (P,) with others (Q,), in [0, 1]."""
+        if name != "overlap":
+            return torch.from_numpy(self.text_scores(name, images.cpu(), others.cpu())).to(images.device)
+        x, y = self.codes[images].float(), self.codes[others].float()
         both = x @ y.T
-        either = x.sum(1, keepdim=True) + y.sum(1) - both
-        return torch.maximum(both / either.clamp(min=1), own)
+        jaccard: Tensor = both / (x.sum(1, keepdim=True) + y.sum(1) - both).clamp(min=1)
+        return jaccard
+
+    def _table(self, name: str, split: str) -> Tensor:
+        """The semantic scores of every two pictures of a split, kept: every evaluation asks for them."""
+        if (name, split) not in self.tables:
+            images = self.index[split].to(self.owner.device)
+            self.tables[name, split] = self._semantic(name, images, images)
+        return self.tables[name, split]
 
     def evaluate(self, model: nn.Module, split: str, details: bool = False) -> Evaluation:
         """Exact metrics of both directions over the split, and the details of the class docstring."""
@@ -141,17 +185,20 @@ class CrossModal(Task):
         x, y = encode(towers.pictures, self.items[images]), encode(towers.captions, self.captions[captions])
         scores = nn.functional.normalize(x) @ nn.functional.normalize(y).T
         relevant = self._relevance(images, captions)
-        semantic = self._semantic(images, captions)
         found: dict[str, float] = {}
         ranks = {}
-        for way, s, r, m in (("i2t", scores, relevant, semantic), ("t2i", scores.T, relevant.T, semantic.T)):
+        for way, s, r in (("i2t", scores, relevant), ("t2i", scores.T, relevant.T)):
             found |= {f"{way} R@{k}": metrics.hit_rate_at_k(s, r, k=k).mean().item() for k in (1, 5, 10)}
             ranks[way] = metrics.median_rank(s, r)
             found[f"{way} median rank"] = ranks[way].median().item()
             if self.codes is not None:
                 rows, columns = (images, self.owner[captions]) if way == "i2t" else (self.owner[captions], images)
-                found[f"{way} ASP"] = metrics.asp(s, m).mean().item()
                 found[f"{way} PMRP"] = metrics.pmrp(s, self.codes[rows], self.codes[columns]).nanmean().item()
+        place = torch.searchsorted(images, self.owner[captions])
+        for name in self.semantics:
+            graded = torch.maximum(self._table(name, split)[:, place], relevant.float())
+            found[f"i2t {_ASP[name]}"] = metrics.asp(scores, graded).mean().item()
+            found[f"t2i {_ASP[name]}"] = metrics.asp(scores.T, graded.T).mean().item()
         found["R@1 mean"] = (found["i2t R@1"] + found["t2i R@1"]) / 2
         found = {name: found[name] for name in self.metrics if name in found}
         if not details:
@@ -257,16 +304,17 @@ def _emoji(path: Path) -> CrossModalData:
         rows = list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
     if len(rows) != len(pictures):
         raise ValueError(f"`data` {path} must have a row of emoji.tsv a picture ({len(pictures)}), got {len(rows)}.")
-    captions = [(i, row[language]) for i, row in enumerate(rows) for language in _LANGUAGES if row.get(language)]
+    captions = [(i, row[name], name) for i, row in enumerate(rows) for name in _LANGUAGES if row.get(name)]
     keywords = [set(filter(None, row["tags_en"].split(";"))) for row in rows]
     known = sorted(word for word in set().union(*keywords) if sum(word in own for own in keywords) > 1)
     return CrossModalData(
         "emoji: pictures and names in five languages",
         pictures,
-        [text for _, text in captions],
-        np.array([i for i, _ in captions]),
+        [text for _, text, _ in captions],
+        np.array([i for i, _, _ in captions]),
         np.array([row["split"] for row in rows]),
         np.array([[word in own for word in known] for own in keywords]),
+        languages=[language for _, _, language in captions],
     )
 
 

@@ -53,11 +53,12 @@ class Memorability(Task):
     epochs = 40
     rates = (5e-4, 5e-3)
 
-    def __init__(self, data: MemorabilityData, seed: int = 0, batch_size: int = BATCH_SIZE) -> None:
+    def __init__(
+        self, data: MemorabilityData, seed: int = 0, batch_size: int = BATCH_SIZE, train_share: float = 1.0
+    ) -> None:
         n = len(data.target)
         split = drawn_split(n, seed) if data.split is None else with_validation(np.asarray(data.split), seed)
-        super().__init__(split, seed, batch_size)
-        self.data_name = data.name
+        super().__init__(data.name, split, seed, batch_size, train_share)
         parts = [] if data.features is None else [np.asarray(data.features, dtype=np.float32)]
         if data.texts is not None:
             kind, vectors = text_features(data.texts, self.index["train"].numpy())
@@ -68,9 +69,13 @@ class Memorability(Task):
         self.unit = torch.std_mean(self.target[self.index["train"]])
 
     @classmethod
-    def load(cls, data: str | Path | None = None, seed: int = 0, batch_size: int = BATCH_SIZE) -> Memorability:
+    def load(
+        cls, data: str | Path | None = None, seed: int = 0, batch_size: int = BATCH_SIZE, train_share: float = 1.0
+    ) -> Memorability:
         """The task on the data at a path, or on a synthetic set drawn with the seed."""
-        return cls(_synthetic(seed) if data is None else read_data(data, LAYOUTS, cls.name), seed, batch_size)
+        return cls(
+            _synthetic(seed) if data is None else read_data(data, LAYOUTS, cls.name), seed, batch_size, train_share
+        )
 
     def model(self) -> nn.Module:
         """One hidden layer on standardised features."""

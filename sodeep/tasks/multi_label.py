@@ -55,11 +55,12 @@ class MultiLabel(Task):
     rates = (1e-2, 1e-1)
     epsilon = 1e-2  # else n-grams seen a few times move as far as those seen in every batch, and are learned by heart
 
-    def __init__(self, data: MultiLabelData, seed: int = 0, batch_size: int = BATCH_SIZE) -> None:
+    def __init__(
+        self, data: MultiLabelData, seed: int = 0, batch_size: int = BATCH_SIZE, train_share: float = 1.0
+    ) -> None:
         n = len(data.labels)
         split = drawn_split(n, seed) if data.split is None else with_validation(np.asarray(data.split), seed)
-        super().__init__(split, seed, batch_size)
-        self.data_name = data.name
+        super().__init__(data.name, split, seed, batch_size, train_share)
         self.labels = torch.from_numpy(np.asarray(data.labels, dtype=bool))
         self.known = torch.ones_like(self.labels) if data.known is None else torch.from_numpy(np.asarray(data.known))
         self.label_names = list(data.label_names)
@@ -69,9 +70,13 @@ class MultiLabel(Task):
             self.inputs = as_input(np.asarray(data.items if data.features is None else data.features))
 
     @classmethod
-    def load(cls, data: str | Path | None = None, seed: int = 0, batch_size: int = BATCH_SIZE) -> MultiLabel:
+    def load(
+        cls, data: str | Path | None = None, seed: int = 0, batch_size: int = BATCH_SIZE, train_share: float = 1.0
+    ) -> MultiLabel:
         """The task on the data at a path, or on scikit-learn's multilabel generator drawn with the seed."""
-        return cls(_generated(seed) if data is None else read_data(data, LAYOUTS, cls.name), seed, batch_size)
+        return cls(
+            _generated(seed) if data is None else read_data(data, LAYOUTS, cls.name), seed, batch_size, train_share
+        )
 
     def model(self) -> nn.Module:
         """A linear layer on words and word pairs, a small convolutional net, or one hidden layer on features."""

@@ -57,9 +57,11 @@ class Retrieval(Task):
     epochs = 20
     rates = (1e-3, 8e-3)
 
-    def __init__(self, data: RetrievalData, seed: int = 0, batch_size: int = BATCH_SIZE) -> None:
-        super().__init__(split_classes(np.asarray(data.split), np.asarray(data.labels), seed), seed, batch_size)
-        self.data_name = data.name
+    def __init__(
+        self, data: RetrievalData, seed: int = 0, batch_size: int = BATCH_SIZE, train_share: float = 1.0
+    ) -> None:
+        split = split_classes(np.asarray(data.split), np.asarray(data.labels), seed)
+        super().__init__(data.name, split, seed, batch_size, train_share)
         self.items = as_input(data.items)
         self.labels = torch.from_numpy(np.unique(data.labels, return_inverse=True)[1].reshape(-1))
         self.class_names = np.asarray(data.labels).astype(str)
@@ -71,9 +73,11 @@ class Retrieval(Task):
         self.sampler = BalancedBatchSampler(train, classes, self.batch_size // classes, seed=seed)
 
     @classmethod
-    def load(cls, data: str | Path | None = None, seed: int = 0, batch_size: int = BATCH_SIZE) -> Retrieval:
+    def load(
+        cls, data: str | Path | None = None, seed: int = 0, batch_size: int = BATCH_SIZE, train_share: float = 1.0
+    ) -> Retrieval:
         """The task on the data at a path, or on the digits inside scikit-learn."""
-        return cls(_digits(seed) if data is None else read_data(data, LAYOUTS, cls.name), seed, batch_size)
+        return cls(_digits(seed) if data is None else read_data(data, LAYOUTS, cls.name), seed, batch_size, train_share)
 
     def batches(self, epoch: int) -> Iterator[Array]:
         """Batches of equally many items, four or more, of each of their classes."""

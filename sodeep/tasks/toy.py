@@ -31,7 +31,9 @@ class Toy(MultiLabel):
     epochs = 20
 
     @classmethod
-    def load(cls, data: str | Path | None = None, seed: int = 0, batch_size: int = BATCH_SIZE) -> Toy:
+    def load(
+        cls, data: str | Path | None = None, seed: int = 0, batch_size: int = BATCH_SIZE, train_share: float = 1.0
+    ) -> Toy:
         """The points, drawn with the seed.
 
         Raises:
@@ -39,7 +41,7 @@ class Toy(MultiLabel):
         """
         if data is not None:
             raise ValueError(f"`data` must not be given for the toy task, which draws its own, got {str(data)!r}.")
-        return cls(_two_classes(seed), seed, batch_size)
+        return cls(_two_classes(seed), seed, batch_size, train_share)
 
     def model(self) -> nn.Module:
         """A linear scorer of standardised features."""
