@@ -10,6 +10,7 @@ A small rank error does not make a good loss (a step function has no error and n
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -100,35 +101,55 @@ def _rank_loss(rank_fn: RankFn, scores: Tensor, target: Tensor) -> Tensor:
 
 
 def climb(
-    rank_fn: RankFn, *, n: int = 100, steps: Sequence[int] = (30, 100), lists: int = 48, lr: float = 0.05, seed: int = 0
+    rank_fn: RankFn,
+    *,
+    n: int = 100,
+    steps: Sequence[int] = (30, 100),
+    lists: int = 48,
+    lr: float = 0.05,
+    seed: int = 0,
+    start: Tensor | None = None,
 ) -> dict[int, float]:
     """What a rank function is worth as a loss: how fast free scores climb to a target order.
 
-    Scores start from N(0, 1) and are moved by Adam on the squared error of rank / n against the exact ranks of another
-    N(0, 1) draw. The result is the exact Spearman correlation on the way.
+    Scores start from N(0, 1), or from `start`, and are moved by Adam on the squared error of rank / n against the exact
+    ranks of another N(0, 1) draw. The result is the exact Spearman correlation on the way.
 
     Args:
         rank_fn: scores (..., n) -> ranks (..., n), 1 = highest.
         n: length of the lists.
         steps: after how many steps to look.
         lists: how many lists, each climbing by itself.
-        lr: learning rate of Adam.
+        lr: learning rate of Adam, which is about how far a score moves in a step: `start` should have the scale that
+            it is meant for.
         seed: of the start and the target.
+        start: (lists, n), where the scores start instead, on the scale that `lr` is meant for (see
+            `scale_by_quartiles`); `n` and `lists` are then read from it.
 
     Returns:
         ``{step: mean Spearman}``; 1 is best. The start is near 0.
+
+    Raises:
+        TypeError, ValueError: `start` is no float tensor (lists, n); other values out of range.
 
     Example:
         >>> result = climb(laplace_rank, lists=16)
         >>> result[30] > 0.8, result[100] > 0.98
         (True, True)
     """
+    if start is not None:
+        check_scores(start, "start")
+        if start.ndim != 2:
+            raise ValueError(f"`start` must have shape (lists, n), got {tuple(start.shape)}. Give each list a row.")
+        check_finite(start, name="start", remedy="Leave such lists out.")
+        lists, n = start.shape
     check_at_least(n, 2, "n")
     check_at_least(lists, 1, "lists")
     check_positive(lr, "lr")
     generator = torch.Generator().manual_seed(seed)
     device = _device_of(rank_fn)
-    scores = torch.randn(lists, n, generator=generator).to(device).requires_grad_()
+    start = torch.randn(lists, n, generator=generator) if start is None else start
+    scores = start.detach().clone().to(device).requires_grad_()
     goal = torch.randn(lists, n, generator=generator).to(device)
     target = exact_rank(goal)
     optimizer = torch.optim.Adam([scores], lr=lr)
@@ -145,6 +166,50 @@ def climb(
             )
             result[step] = float(spearman_corr(scores.detach(), goal).mean())
     return result
+
+
+def scale_by_quartiles(scores: Tensor) -> Tensor:
+    """Each list shifted and scaled to the median and the interquartile range of N(0, 1): a start for `climb`.
+
+    A climb moves a score by about `lr` a step, so the scale of a list decides how long it stays what it was. The
+    standard deviation is a poor measure of that scale where a list has no single one: of a heavy-tailed list it is that
+    of a few outliers, and one step would scatter all the others. By the quartiles a step is, for half of the items,
+    what it is in an ordinary list. Outliers and far clusters then lie beyond what a hundred steps can cross, so that
+    the best of rank functions stays short of 1.
+
+    Args:
+        scores: (..., n); a list whose quartiles are equal is only shifted.
+
+    Returns:
+        (..., n), like `scores`.
+
+    Example:
+        >>> start = scale_by_quartiles(draw({"heavy-tailed": 1}, 48, 100, torch.Generator().manual_seed(1)))
+        >>> smooth, sharp = (climb(relative(laplace_rank, tau), start=start)[30] for tau in (1 / 5, 1 / 50))
+        >>> smooth > sharp
+        True
+    """
+    low, middle, high = (scores.quantile(q, dim=-1, keepdim=True) for q in (0.25, 0.5, 0.75))
+    spread = (high - low) / (2 * _UPPER_QUARTILE)
+    return (scores - middle) / spread.where(spread > 0, 1.0)
+
+
+_UPPER_QUARTILE = 0.6744897501960817
+"""Of N(0, 1)."""
+
+
+def rank_gradient(rank_fn: RankFn, scores: Tensor, target: Tensor) -> Tensor:
+    """Gradient of the squared error of rank / n: what a rank function gives a loss to work with.
+
+    Args:
+        rank_fn: scores (..., n) -> ranks (..., n), 1 = highest.
+        scores: (..., n).
+        target: (..., n), the ranks to reach.
+
+    Returns:
+        (..., n), like `scores`; each list's is that of its own mean.
+    """
+    return _gradient(partial(_rank_loss, rank_fn, target=target), scores)
 
 
 def smoothed_gradient(scores: Tensor, target: Tensor, noise: float = 0.1) -> Tensor:
@@ -184,13 +249,13 @@ def gradient_agreement(rank_fn: RankFn, scores: Tensor, target: Tensor, noise: f
         1 where the gradients point the same way, 0 where they have nothing to do with each other.
     """
     check_scores(scores)
-    got = _gradient(partial(_rank_loss, rank_fn, target=target), scores)
+    got = rank_gradient(rank_fn, scores, target)
     return float(torch.cosine_similarity(got, smoothed_gradient(scores, target, noise), dim=-1).mean())
 
 
 def gradient_health(rank_fn: RankFn, scores: Tensor, target: Tensor) -> tuple[float, float]:
     """Shares of the entries of the rank loss' gradient that are exactly zero, and that are not finite."""
-    grad = _gradient(partial(_rank_loss, rank_fn, target=target), scores)
+    grad = rank_gradient(rank_fn, scores, target)
     return float((grad == 0).double().mean()), float((~grad.isfinite()).double().mean())
 
 
@@ -207,7 +272,7 @@ def latency(rank_fn: RankFn, *, batch: int = 256, n: int = 100, rounds: int = 15
     times = []
     for _ in range(rounds + 1):
         start = time.perf_counter()
-        _gradient(partial(_rank_loss, rank_fn, target=target), scores)
+        rank_gradient(rank_fn, scores, target)
         if scores.is_cuda:
             torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
@@ -310,6 +375,25 @@ def equal_climb(results: Sequence[Evaluation]) -> Evaluation | None:
     step = min(first.climb)
     able = [r for r in others if r.climb[step] >= first.climb[step] and r.name.startswith("laplace")]
     return min(able, key=lambda r: min(r.errors.values()), default=None)
+
+
+def crossings(values: Sequence[float], level: float) -> list[float]:
+    """Where the line through ``(0, values[0]), (1, values[1]), ...`` meets `level`, as fractional indices, rising.
+
+    The settings of a rank function are points on a curve: this finds the setting between two measured ones at which it
+    climbs, say, exactly as well as another function.
+
+    Example:
+        >>> crossings([0.9, 0.8, 0.6], 0.65)
+        [1.75]
+        >>> crossings([0.9, 0.8, 0.6], 0.5)
+        []
+    """
+    found = []
+    for place, (left, right) in enumerate(itertools.pairwise(values)):
+        if left != right and min(left, right) <= level <= max(left, right):
+            found.append(place + (level - left) / (right - left))
+    return list(dict.fromkeys(found))  # a point of the line that is met belongs to two pieces of it
 
 
 def report(results: Sequence[Evaluation], n: int) -> str:

@@ -1,8 +1,11 @@
 """Measures of a rank function, against plain loops and rank functions whose figures are known."""
 
 import itertools
+import re
 
+import numpy as np
 import pytest
+import scipy.stats
 import torch
 
 import sodeep
@@ -82,6 +85,54 @@ def test_climb_orders_rank_functions_and_repeats():
     assert climb(sodeep.laplace_rank, lists=8, steps=(1, 2)).keys() == {1, 2}
 
 
+def test_climb_starts_where_it_is_told(generator):
+    order = sodeep.exact_rank(torch.randn(3, 20, generator=torch.Generator().manual_seed(5)))  # the target of seed 5
+    start = -order / order.std(-1, keepdim=True)
+    kept = start.clone()
+    assert climb(sodeep.laplace_rank, start=start, steps=(1,), lr=1e-6, seed=5) == {1: pytest.approx(1.0)}
+    assert climb(sodeep.laplace_rank, start=-start, steps=(1,), lr=1e-6, seed=5) == {1: pytest.approx(-1.0)}
+    torch.testing.assert_close(start, kept, rtol=0, atol=0)
+
+
+def test_climb_from_other_lists_orders_rank_functions():
+    for name in evaluation.NO_SINGLE_SCALE:
+        start = evaluation.scale_by_quartiles(
+            sodeep.generators.draw({name: 1}, 8, 50, torch.Generator().manual_seed(1))
+        )
+        smooth, sharp = (climb(relative(sodeep.laplace_rank, 1 / k), start=start)[30] for k in (3, 100))
+        assert 0 < sharp < smooth - 0.05, name
+
+
+def test_scale_by_quartiles_against_numpy(generator):
+    scores = 7 + 300 * torch.randn(3, 41, generator=generator, dtype=torch.float64)
+    low, middle, high = np.quantile(scores.numpy(), (0.25, 0.5, 0.75), axis=-1, keepdims=True)
+    normal = scipy.stats.norm.ppf(0.75) - scipy.stats.norm.ppf(0.25)
+    scaled = evaluation.scale_by_quartiles(scores)
+    np.testing.assert_allclose(scaled.numpy(), (scores.numpy() - middle) / (high - low) * normal)
+    constant = evaluation.scale_by_quartiles(torch.full((2, 5), 3.0))
+    torch.testing.assert_close(constant, torch.zeros(2, 5))
+
+
+def test_rank_gradient_is_each_lists_own(generator):
+    scores = torch.randn(2, 10, generator=generator, dtype=torch.float64)
+    target = sodeep.exact_rank(torch.randn(2, 10, generator=generator, dtype=torch.float64))
+    got = evaluation.rank_gradient(sodeep.laplace_rank, scores, target)
+    for row, goal, gradient in zip(scores, target, got, strict=True):
+        x = row.clone().requires_grad_()
+        (((sodeep.laplace_rank(x) - goal) / 10) ** 2).mean().backward()
+        torch.testing.assert_close(gradient, x.grad)
+
+
+def test_crossings():
+    values = [0.9, 0.8, 0.8, 0.6, 0.7]
+    assert evaluation.crossings(values, 0.85) == [pytest.approx(0.5)]
+    assert evaluation.crossings(values, 0.65) == [pytest.approx(2.75), pytest.approx(3.5)]
+    assert evaluation.crossings(values, 0.8) == [1.0, 2.0]  # the ends of a level stretch
+    assert evaluation.crossings(values, 0.6) == [3.0]  # a valley is met once
+    assert evaluation.crossings(values, 0.95) == []
+    assert evaluation.crossings([0.5], 0.5) == []
+
+
 def test_relative_handles_constant_lists():
     ranks = relative(sodeep.sigmoid_rank, 0.1)(torch.full((5,), 3.0))
     torch.testing.assert_close(ranks, torch.full((5,), 3.0))
@@ -111,6 +162,30 @@ def test_evaluate_and_report():
 def test_bad_climb(n):
     with pytest.raises(ValueError, match=f"^`n` must be a whole number of at least 2, got {n}.$"):
         climb(sodeep.laplace_rank, n=n)
+
+
+@pytest.mark.parametrize(
+    ("start", "error", "message"),
+    [
+        (torch.zeros(3), ValueError, r"`start` must have shape (lists, n), got (3,). Give each list a row."),
+        (torch.zeros(3, 1), ValueError, "`n` must be a whole number of at least 2, got 1."),
+        (torch.zeros(0, 4), ValueError, "`lists` must be a whole number of at least 1, got 0."),
+        (
+            torch.zeros(2, 4, dtype=torch.int64),
+            TypeError,
+            "`start` must be real floating point, got dtype int64. Convert it first: start.float().",
+        ),
+        (
+            torch.full((1, 2), float("nan")),
+            ValueError,
+            "`start` must be finite, got 2 NaN or infinite of 2 values, the first (nan) at index (0, 0). "
+            "Leave such lists out.",
+        ),
+    ],
+)
+def test_bad_start(start, error, message):
+    with pytest.raises(error, match=f"^{re.escape(message)}$"):
+        climb(sodeep.laplace_rank, start=start)
 
 
 @pytest.mark.parametrize("measure", [rank_error, inversions])

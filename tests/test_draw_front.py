@@ -1,0 +1,171 @@
+"""scripts/draw_front: what it compares, how it interpolates, and what it writes."""
+
+import math
+import sys
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import sodeep
+
+pytest.importorskip("matplotlib")
+
+KINDS = ("ordinary", "no single scale", "heavy-tailed", "clusters", "bimodal")
+
+
+@pytest.fixture(scope="module")
+def front():
+    loader = SourceFileLoader("draw_front", str(Path(__file__).parents[1] / "scripts" / "draw_front"))
+    module = module_from_spec(spec_from_loader("draw_front", loader))
+    sys.modules["draw_front"] = module  # dataclasses look their module up
+    loader.exec_module(module)
+    module.SPREADS, module.STRENGTHS, module.MOVES = module.SPREADS[:4], module.STRENGTHS[:4], module.MOVES[:2]
+    yield module
+    del sys.modules["draw_front"]
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory):
+    """A file with a sorter of lists of eight items."""
+    torch.manual_seed(0)
+    return sodeep.save_sorter(
+        tmp_path_factory.mktemp("front") / "tied.safetensors", sodeep.build_sorter("mlp", seq_len=8, hidden=4)
+    )
+
+
+@pytest.fixture(scope="module")
+def sizes(front):
+    return (front.Size(8, errors=4, climbs=3, cosines=2), front.Size(12, errors=4, climbs=3, cosines=2))
+
+
+@pytest.fixture(scope="module")
+def measured(front, sizes, tied):
+    points = front.contenders([tied])
+    front.measure(points, sizes)
+    return points
+
+
+def crafted(front, climbs, errors, n=8):
+    """Points with these figures for laplace_rank, smooth to sharp, and ten times the error for sigmoid_rank."""
+    return [
+        front.Point(
+            family,
+            f"std/{k:g}",
+            sodeep.laplace_rank,
+            {(kind, n): front.Figures(worse * error, climb, climb / 2, 0.9) for kind in KINDS},
+        )
+        for family, worse in (("laplace", 1), ("sigmoid", 10))
+        for k, climb, error in zip(front.SPREADS, climbs, errors, strict=False)
+    ]
+
+
+def test_every_shipped_sorter_and_file_is_there(front, measured):
+    names = [point.setting for point in measured if point.family == "sorter"]
+    assert names == [*(card.name for card in sodeep.list_sorters()), "tied"]
+    assert {point.family for point in measured} >= {"laplace", "sigmoid", "straight-through laplace", "blackbox"}
+
+
+def test_figures(measured):
+    for point in measured:
+        lengths = (8,) if point.setting == "tied" else (8, 12)
+        assert point.figures.keys() == {(kind, n) for kind in KINDS for n in lengths}
+        for (kind, n), figures in point.figures.items():
+            assert all(map(math.isfinite, figures)), (point.setting, kind, n)
+        mean = sum(point.figures[kind, 8].error for kind in KINDS[2:]) / 3
+        assert point.figures["no single scale", 8].error == pytest.approx(mean)
+    exact = [p for p in measured if p.family in ("straight-through laplace", "blackbox")]
+    assert all(figures.error < 1e-6 for point in exact for figures in point.figures.values())
+
+
+def test_ordinary_figures_are_those_of_evaluate(front):
+    """At the length of the cards they are those of the cards."""
+    size = front.Size(20, errors=256, climbs=48, cosines=64)
+    on = front.draw_lists("ordinary", size)
+    got = front.figures(sodeep.laplace_rank, size, on)
+    card = sodeep.evaluation.evaluate(sodeep.laplace_rank, lengths=(20,), n=20, distributions=("clusters",))
+    assert got == (card.errors[20], card.climb[30], card.climb[100], pytest.approx(card.agreement))
+    on = front.draw_lists("clusters", size)
+    assert sodeep.rank_error(sodeep.laplace_rank, on.errors) == card.by_distribution["clusters"]
+
+
+@pytest.mark.parametrize("name", ["blackbox", "torchsort"])
+def test_settings_are_relative_to_the_list(front, name, generator):
+    rank_fns = [point.rank_fn for point in front.contenders([]) if point.family == name]
+    if not rank_fns:
+        pytest.skip(f"{name} is not installed")
+    scores = torch.randn(3, 15, generator=generator, dtype=torch.float64)
+    target = sodeep.exact_rank(torch.randn(3, 15, generator=generator, dtype=torch.float64))
+    for rank_fn in rank_fns:
+        once = sodeep.evaluation.rank_gradient(rank_fn, scores, target)
+        larger = sodeep.evaluation.rank_gradient(rank_fn, 8 * scores, target)
+        torch.testing.assert_close(8 * larger, once)
+        assert sodeep.metrics.spearman_corr(-rank_fn(scores), scores).min() > 0.5  # 1 = the highest
+        assert bool(rank_fn(torch.full((2, 5), 3.0)).isfinite().all())
+
+
+def test_a_rival_of_equal_climb_is_interpolated(front):
+    points = crafted(front, climbs=[0.9, 0.8, 0.6], errors=[0.1, 0.01, 0.001])  # std/1, std/2, std/3.4
+    rival = front.at_equal_climb(points, "clusters", 8, 0.7)
+    assert rival.name == f"laplace std/{math.sqrt(2 * 3.4):.1f}"
+    assert rival.figures == pytest.approx((math.sqrt(0.01 * 0.001), 0.7, 0.35, 0.9))
+    assert front.at_equal_climb(points, "clusters", 8, 0.95) is None
+    assert (
+        front.at_equal_climb(points, "clusters", 8, 0.5).name == "laplace std/3.4"
+    )  # the sharpest climbs better still
+    assert front.at_equal_climb(points, "clusters", 8, 0.9).figures.error == pytest.approx(0.1)
+
+
+def test_a_rival_of_equal_error_is_interpolated(front):
+    points = crafted(front, climbs=[0.9, 0.8, 0.6], errors=[0.1, 0.01, 0.001])
+    rival = front.at_equal_error(points, "ordinary", 8, math.sqrt(0.1 * 0.01))
+    assert rival.name == f"laplace std/{math.sqrt(2):.1f}"
+    assert rival.figures.climb_30 == pytest.approx(0.85)
+    assert front.at_equal_error(points, "ordinary", 8, 0.0005) is None
+    assert front.at_equal_error(points, "ordinary", 8, 0.5).name == "laplace std/1.0"
+
+
+def test_text(front, measured, sizes):
+    text = front.text(measured, sizes, "Made here.")
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    for point in measured:
+        written = [row for row in rows if row.startswith(f"| {point.family} | {point.setting} |")]
+        assert len(written) == len(sizes), point
+        assert all(row.count("|") == 11 for row in written)
+        assert written[0].split(" | ")[2] == f"{point.figures['ordinary', 8].error:.4f}"
+    assert rows[-1] == "| sorter | tied | - | - | - | - | - | - | - | - |"  # it takes no list of twelve
+    assert "* **tied**: at n = 8 its error over that of the best single tau of equal climb is " in text
+    assert "## Every point, n = 12" in text
+
+
+def test_a_sorter_that_none_can_follow_is_said_to_be(front, sizes):
+    points = crafted(front, climbs=[0.9] * 4, errors=[0.1] * 4)
+    points += [front.Point("straight-through laplace", p.setting, p.rank_fn, p.figures) for p in points[:4]]
+    figures = {(kind, 8): front.Figures(0.001, 0.95, 0.99, 0.9) for kind in KINDS}
+    text = front.text([*points, front.Point("sorter", "best", sodeep.laplace_rank, figures)], sizes[:1], "")
+    assert "| best | 8 | ordinary | 0.0010 | 0.950, 0.990 | none climbs as well |  |  | none is as near |  |" in text
+    assert "is no rival on ordinary lists and no rival on lists with no single scale (heavy-tailed no rival," in text
+
+
+def test_picture(front, measured, tmp_path):
+    figure = front.picture(measured, 8)
+    for axes in figure.axes:
+        words = [text.get_text() for text in axes.texts]
+        assert {"tied", *(card.name for card in sodeep.list_sorters())} <= set(words)
+        assert "laplace\nstd/1" in words
+    figure.savefig(tmp_path / "front.png", dpi=60)
+    assert front.picture(measured, 12).axes[0].get_title() == "ordinary lists"
+
+
+def test_the_command(front, monkeypatch, measured, sizes, tied, tmp_path):
+    monkeypatch.setattr(front, "SIZES", sizes)
+    monkeypatch.setattr(front, "contenders", lambda files: measured if files == (tied,) else [])
+    monkeypatch.setattr(front, "measure", lambda points, sizes, echo: echo("measuring"))
+    done = CliRunner().invoke(front.main, [str(tied), "--out", str(tmp_path / "new")])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "new" / "front.png").read_bytes().startswith(b"\x89PNG")
+    made = (tmp_path / "new" / "FRONT.md").read_text().splitlines()[4]
+    assert made.startswith(f"Made by `scripts/draw_front {tied}` in ")
