@@ -423,21 +423,22 @@ def _pictures(part: _Part, losses: Mapping[str, Callable[..., Any]]) -> Iterator
     }
     yield Picture(
         f"{metric} of every seed",
-        "Left: a dot is a seed, the bar their mean. Right: paired differences; those across 0 tell nothing.",
+        "A dot is a seed, the bar their mean."
+        + " Right: paired differences to the baseline; those across 0 tell nothing." * bool(intervals),
         pictures.seeds_picture(values, intervals, metric, summary.baseline, summary.metrics[metric]),
     )
     curves = part.curves(f"val/{metric}")
     if curves:
         yield Picture(
             "Learning curves",
-            f"{metric} on the validation split: the mean over the seeds, and their range as a band.",
+            f"{metric} on the validation split: the mean over the seeds, and each seed as a faint line.",
             pictures.curve_picture(curves, f"{metric} on the validation split"),
         )
     curves = part.curves("loss/train")
     if curves:
         yield Picture(
             "Training losses",
-            "A line is a seed, averaged over fiftieths of the training. Losses differ in scale: compare shapes only.",
+            "A line is a seed; a point, the mean since the one before. Losses differ in scale: compare shapes only.",
             pictures.loss_picture(curves),
         )
     orders = {run.loss: (arrays["predicted"], arrays["true"]) for run, arrays in _first(part, "predicted", "true")}
