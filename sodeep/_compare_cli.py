@@ -24,7 +24,11 @@ MOST_JOBS = 8
 @click.argument("task", metavar="TASK")
 @click.option("--loss", "losses", multiple=True, metavar="NAME", help="Repeatable.  [default: those of the task]")
 @click.option("--baseline", metavar="NAME", help="The loss that differences are taken to.  [default: that of the task]")
-@click.option("--seeds", type=click.IntRange(1), default=5, show_default=True, help="How many seeds, from 0.")
+@click.option(
+    "--seeds",
+    type=click.IntRange(1),
+    help="How many seeds, from 0.  [default: 5; 10 on the embedded sets, which are small]",
+)
 @click.option(
     "--data", type=click.Path(path_type=Path), help="Folder or file of the data.  [default: a small embedded set]"
 )
@@ -47,7 +51,7 @@ def compare(
     task: str,
     losses: tuple[str, ...],
     baseline: str | None,
-    seeds: int,
+    seeds: int | None,
     data: Path | None,
     out: Path | None,
     epochs: int | None,
@@ -95,7 +99,7 @@ def compare(
             names or None,
             out=out,
             data=data,
-            seeds=seeds,
+            seeds=seeds or (5 if data else 10),
             epochs=epochs,
             batch_size=batch_size,
             jobs=jobs or _cores(device),

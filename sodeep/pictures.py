@@ -45,9 +45,14 @@ def _panels(names: Sequence[str], width: float = 2.6, height: float = 2.4) -> tu
     figure = Figure(figsize=(max(width * columns, 4), height * rows), layout="constrained")
     axes = [figure.add_subplot(rows, columns, place) for place in range(1, len(names) + 1)]
     for axis, name in zip(axes, names, strict=True):
-        axis.set_title(name, fontsize=9)
+        axis.set_title(_short(name), fontsize=9)
         _plain(axis)
     return figure, axes
+
+
+def _short(name: str, most: int = 28) -> str:
+    """A name that fits above a panel: of the path of a file, its end."""
+    return name if len(name) <= most else f"{name[: most // 3]}…{name[-(most - most // 3 - 1) :]}"
 
 
 def _dot(count: int) -> float:
@@ -216,7 +221,7 @@ def order_picture(pairs: Mapping[str, tuple[Array, Array]]) -> Figure:
         axis.plot(x[some], y[some], ".", color=style(place)["color"], markersize=_dot(n), alpha=0.5, mew=0)
         spread = np.std(x) * np.std(y)
         spearman = float(np.mean((x - x.mean()) * (y - y.mean())) / spread) if spread > 0 else math.nan
-        axis.set_title(f"{loss}\nSpearman {spearman:.3f}", fontsize=9)
+        axis.set_title(f"{_short(loss)}\nSpearman {spearman:.3f}", fontsize=9)
         margin = 0.03 * n
         axis.set_xlim(n + margin, 1 - margin)  # rank 1, the highest score, to the right and on top
         axis.set_ylim(n + margin, 1 - margin)
@@ -260,7 +265,7 @@ def quantized_picture(pairs: Mapping[str, tuple[Array, Array]]) -> Figure:
         axis.plot([0, 1], [0, 1], color=GREY, linewidth=1)
         size = _dot(len(exact))
         axis.plot(exact[some], quantized[some], ".", color=style(place)["color"], markersize=size, alpha=0.5, mew=0)
-        axis.set_title(f"{loss}\ncorrelation {correlation(exact, quantized):.3f}", fontsize=9)
+        axis.set_title(f"{_short(loss)}\ncorrelation {correlation(exact, quantized):.3f}", fontsize=9)
         axis.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal", xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
     figure.supxlabel("average precision of a query", fontsize=9)
     figure.supylabel("quantised, 20 bins", fontsize=9)

@@ -481,7 +481,7 @@ def test_command_writes_for_tensorboard(tmp_path):
 
 def test_one_process_for_each_core_unless_said_otherwise(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(comparing, "compare", lambda *_, jobs, **__: asked.append(jobs) or [])
+    monkeypatch.setattr(comparing, "compare", lambda *_, jobs, **__: asked.append(jobs) or [])  # stops there
     for cores, gpu, device, jobs in (
         (3, False, "auto", None),
         (64, False, "cpu", None),
@@ -494,6 +494,14 @@ def test_one_process_for_each_core_unless_said_otherwise(tmp_path, monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
         run("memorability", "--device", device, "--out", tmp_path, jobs=jobs)
     assert asked == [3, 8, 1, 3, 1, 2]
+
+
+def test_more_seeds_on_the_embedded_sets_unless_said_otherwise(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(comparing, "compare", lambda *_, seeds, **__: asked.append(seeds) or [])
+    for options in ([], ["--data", tmp_path], ["--seeds", 3]):
+        run("memorability", *options)
+    assert asked == [10, 5, 3]
 
 
 def test_the_queries_of_in_shop_are_searched_in_its_gallery(tmp_path):
