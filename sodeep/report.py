@@ -6,6 +6,7 @@ missing.
 
     write_report("runs/retrieval")                      # report.md, report.json, report.html in that folder
     write_tensorboard("runs/retrieval", "runs/board")   # then: tensorboard --logdir runs/board
+    draw_report("runs/retrieval")[0].figure.savefig("seeds.pdf")
 """
 
 from __future__ import annotations
@@ -171,18 +172,18 @@ class _Table(NamedTuple):
     """How many columns, from the left, are words and not numbers."""
 
 
-def _number(value: float, signed: bool = False) -> str:
-    """Three decimals for what lies around 1, fewer for more; a true minus sign."""
+def _number(value: float, signed: bool = False, like: float | None = None) -> str:
+    """Three decimals for what lies around 1 (or where `like` does), fewer for more; a true minus sign."""
     if math.isnan(value):
         return NOTHING
-    digits = 3 if abs(value) < 10 else 1
+    digits = 3 if abs(value if like is None else like) < 10 else 1
     value = round(value, digits) or 0.0  # no negative zero
     text = f"{value:+.{digits}f}" if signed else f"{value:.{digits}f}"
     return text.replace("-", "\N{MINUS SIGN}")
 
 
 def _mean(mean: float, sd: float) -> str:
-    return _number(mean) if math.isnan(sd) else f"{_number(mean)} ± {_number(sd)}"
+    return _number(mean) if math.isnan(sd) else f"{_number(mean)} ± {_number(sd, like=mean)}"
 
 
 def _interval(cell: Cell) -> str:
