@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +14,9 @@ import click
 if TYPE_CHECKING:
     from sodeep.compare import Run
 
+MOST_JOBS = 8
+"""Processes by default: each reads the data and holds a copy of its own."""
+
 # sodeep.compare and the tasks are imported when the command runs, so that the other commands start fast
 
 
@@ -19,7 +24,11 @@ if TYPE_CHECKING:
 @click.argument("task", metavar="TASK")
 @click.option("--loss", "losses", multiple=True, metavar="NAME", help="Repeatable.  [default: those of the task]")
 @click.option("--baseline", metavar="NAME", help="The loss that differences are taken to.  [default: that of the task]")
-@click.option("--seeds", type=click.IntRange(1), default=5, show_default=True, help="How many seeds, from 0.")
+@click.option(
+    "--seeds",
+    type=click.IntRange(1),
+    help="How many seeds, from 0.  [default: 5; 10 on the embedded sets, which are small]",
+)
 @click.option(
     "--data", type=click.Path(path_type=Path), help="Folder or file of the data.  [default: a small embedded set]"
 )
@@ -41,22 +50,30 @@ if TYPE_CHECKING:
     help="Semantic scores that asp is trained on (cross-modal): overlap of keywords, or cider, bleu or rouge-l of "
     "captions.  [default: the first that the data have]",
 )
-@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes, of one thread each.")
+@click.option(
+    "--jobs",
+    type=click.IntRange(1),
+    help=f"Processes, of one thread each.  [default: on a CPU the cores, at most {MOST_JOBS}; on a GPU 1]",
+)
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, ...")
+@click.option(
+    "--tensorboard", is_flag=True, help="Write the report for TensorBoard too, to the folder tensorboard in --out."
+)
 @click.option("--quiet", is_flag=True, help="No progress, the table only.")
 def compare(
     task: str,
     losses: tuple[str, ...],
     baseline: str | None,
-    seeds: int,
+    seeds: int | None,
     data: Path | None,
     out: Path | None,
     epochs: int | None,
     batch_size: int,
     train_share: float,
     semantic: str | None,
-    jobs: int,
+    jobs: int | None,
     device: str,
+    tensorboard: bool,
     quiet: bool,
 ) -> None:
     """Compare losses on TASK: retrieval, cross-modal, memorability, multi-label or toy.
@@ -81,7 +98,7 @@ def compare(
     Example: sodeep compare memorability --loss mse --loss spearman:laplace --seeds 5
     """  # noqa: D301  # \b is click's mark for lines it must not wrap
     from sodeep import compare as comparing
-    from sodeep.report import write_report
+    from sodeep.report import write_report, write_tensorboard
     from sodeep.tasks import TASKS
     from sodeep.tasks.contenders import default_losses
 
@@ -97,12 +114,12 @@ def compare(
             names or None,
             out=out,
             data=data,
-            seeds=seeds,
+            seeds=seeds or (5 if data else 10),
             epochs=epochs,
             batch_size=batch_size,
             train_share=train_share,
             semantic=semantic,
-            jobs=jobs,
+            jobs=jobs or _cores(device),
             device=device,
             on_run=progress,
         )
@@ -114,8 +131,23 @@ def compare(
     click.echo(comparing.text_table(comparing.summarise(runs, baseline)))
     written = write_report(out, baseline=baseline, command="sodeep " + shlex.join(sys.argv[1:]))
     click.echo(f"\nReport: {', '.join(str(file) for file in written.files.values())}")
+    if tensorboard:
+        board = out / "tensorboard"
+        shutil.rmtree(board, ignore_errors=True)  # of fewer runs; TensorBoard would show old and new as one
+        write_tensorboard(out, board, baseline=baseline)
+        click.echo(f"TensorBoard: tensorboard --logdir {shlex.quote(str(board))}")
     for note in written.notes:
         click.echo(note)
+
+
+def _cores(device: str) -> int:
+    """Processes where the user does not say: the cores this process may use, one for a GPU, which is shared badly."""
+    import torch
+
+    if device != "cpu" and (device != "auto" or torch.cuda.is_available()):
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, MOST_JOBS)
 
 
 class _Progress:

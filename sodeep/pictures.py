@@ -45,9 +45,14 @@ def _panels(names: Sequence[str], width: float = 2.6, height: float = 2.4) -> tu
     figure = Figure(figsize=(max(width * columns, 4), height * rows), layout="constrained")
     axes = [figure.add_subplot(rows, columns, place) for place in range(1, len(names) + 1)]
     for axis, name in zip(axes, names, strict=True):
-        axis.set_title(name, fontsize=9)
+        axis.set_title(_short(name), fontsize=9)
         _plain(axis)
     return figure, axes
+
+
+def _short(name: str, most: int = 28) -> str:
+    """A name that fits above a panel: of the path of a file, its end."""
+    return name if len(name) <= most else f"{name[: most // 3]}…{name[-(most - most // 3 - 1) :]}"
 
 
 def _dot(count: int) -> float:
@@ -87,6 +92,10 @@ def rank_picture(lists: Mapping[str, Tensor], ranks: Mapping[str, Tensor]) -> Fi
         axes.plot(scores[order], ranks[name][order], ".", color=BLUE, markersize=3, label="sorter")
         axes.set_title(f"{name}   error {error:.4f}", fontsize=9)
         axes.set_ylim(n + 0.05 * n, 1 - 0.05 * n)  # rank 1, the highest score, on top
+        axes.set_yticks(sorted({1, (n + 1) // 2, n}))
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+        axes.ticklabel_format(axis="x", scilimits=(-2, 4))  # scores of any scale
+        axes.xaxis.get_offset_text().set_fontsize(7)
         axes.tick_params(labelsize=7)
         if place == 1:
             axes.legend(fontsize=7, frameon=False)
@@ -107,6 +116,8 @@ def seeds_picture(
 ) -> Figure:
     """Left, a metric of each loss: every seed as a dot, the mean as a bar. Right, paired differences to the baseline.
 
+    Without differences the right panel is left out.
+
     Args:
         values: loss -> value of each seed. The order is that of the colours; the picture sorts by the mean.
         intervals: loss -> mean difference to the baseline and the two ends of its 95% interval; losses may be missing.
@@ -118,8 +129,9 @@ def seeds_picture(
     rows = sorted((loss for loss in values if len(values[loss])), key=lambda loss: -float(np.mean(values[loss])))
     if not higher_is_better:
         rows.reverse()
-    figure = Figure(figsize=(9, 0.8 + 0.36 * len(rows)), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
+    figure = Figure(figsize=(9 if intervals else 5.5, 0.8 + 0.36 * len(rows)), layout="constrained")
+    panels: Any = figure.subplots(1, 2, sharey=True) if intervals else [figure.add_subplot()]
+    left, right = panels[0], panels[-1]
     for y, loss in enumerate(rows):
         colour = style(places[loss])["color"]
         left.plot(values[loss], [y] * len(values[loss]), "o", color=colour, alpha=0.5, markersize=5, mew=0)
@@ -130,14 +142,15 @@ def seeds_picture(
             right.plot([middle], [y], "|", color=colour, markersize=16, mew=2.5)
     left.set_yticks(range(len(rows)), rows, fontsize=9)
     left.set_ylim(len(rows) - 0.5, -0.5)
+    if intervals:
+        right.axvline(0, color=GREY, linewidth=1)
+        right.set_xlabel(f"difference to {baseline}, mean and 95% interval", fontsize=9)
+        right.tick_params(axis="y", left=False)
     left.set_xlabel(f"{metric}   ({'higher' if higher_is_better else 'lower'} is better)", fontsize=9)
-    right.axvline(0, color=GREY, linewidth=1)
-    right.set_xlabel(f"difference to {baseline}, mean and 95% interval", fontsize=9)
-    for axis in (left, right):
+    for axis in panels:
         _plain(axis)
         axis.grid(axis="x", alpha=0.3)
         axis.xaxis.set_major_locator(MaxNLocator(5))
-    right.tick_params(axis="y", left=False)
     return figure
 
 
@@ -208,7 +221,7 @@ def order_picture(pairs: Mapping[str, tuple[Array, Array]]) -> Figure:
         axis.plot(x[some], y[some], ".", color=style(place)["color"], markersize=_dot(n), alpha=0.5, mew=0)
         spread = np.std(x) * np.std(y)
         spearman = float(np.mean((x - x.mean()) * (y - y.mean())) / spread) if spread > 0 else math.nan
-        axis.set_title(f"{loss}\nSpearman {spearman:.3f}", fontsize=9)
+        axis.set_title(f"{_short(loss)}\nSpearman {spearman:.3f}", fontsize=9)
         margin = 0.03 * n
         axis.set_xlim(n + margin, 1 - margin)  # rank 1, the highest score, to the right and on top
         axis.set_ylim(n + margin, 1 - margin)
@@ -252,7 +265,7 @@ def quantized_picture(pairs: Mapping[str, tuple[Array, Array]]) -> Figure:
         axis.plot([0, 1], [0, 1], color=GREY, linewidth=1)
         size = _dot(len(exact))
         axis.plot(exact[some], quantized[some], ".", color=style(place)["color"], markersize=size, alpha=0.5, mew=0)
-        axis.set_title(f"{loss}\ncorrelation {correlation(exact, quantized):.3f}", fontsize=9)
+        axis.set_title(f"{_short(loss)}\ncorrelation {correlation(exact, quantized):.3f}", fontsize=9)
         axis.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal", xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
     figure.supxlabel("average precision of a query", fontsize=9)
     figure.supylabel("quantised, 20 bins", fontsize=9)

@@ -6,6 +6,7 @@ missing.
 
     write_report("runs/retrieval")                      # report.md, report.json, report.html in that folder
     write_tensorboard("runs/retrieval", "runs/board")   # then: tensorboard --logdir runs/board
+    draw_report("runs/retrieval")[0].figure.savefig("seeds.pdf")
 """
 
 from __future__ import annotations
@@ -171,18 +172,18 @@ class _Table(NamedTuple):
     """How many columns, from the left, are words and not numbers."""
 
 
-def _number(value: float, signed: bool = False) -> str:
-    """Three decimals for what lies around 1, fewer for more; a true minus sign."""
+def _number(value: float, signed: bool = False, like: float | None = None) -> str:
+    """Three decimals for what lies around 1 (or where `like` does), fewer for more; a true minus sign."""
     if math.isnan(value):
         return NOTHING
-    digits = 3 if abs(value) < 10 else 1
+    digits = 3 if abs(value if like is None else like) < 10 else 1
     value = round(value, digits) or 0.0  # no negative zero
     text = f"{value:+.{digits}f}" if signed else f"{value:.{digits}f}"
     return text.replace("-", "\N{MINUS SIGN}")
 
 
 def _mean(mean: float, sd: float) -> str:
-    return _number(mean) if math.isnan(sd) else f"{_number(mean)} ± {_number(sd)}"
+    return _number(mean) if math.isnan(sd) else f"{_number(mean)} ± {_number(sd, like=mean)}"
 
 
 def _interval(cell: Cell) -> str:
@@ -378,13 +379,36 @@ def _strict(value: Any) -> Any:
 # ---- pictures --------------------------------------------------------------------------------------------------------
 
 
-class _Picture(NamedTuple):
+class Picture(NamedTuple):
+    """A picture of the report."""
+
     title: str
     caption: str
-    figure: Any  # matplotlib.figure.Figure
+    figure: Any
+    """matplotlib.figure.Figure"""
 
 
-def _pictures(part: _Part, losses: Mapping[str, Callable[..., Any]]) -> Iterator[_Picture]:
+def draw_report(
+    folder: str | os.PathLike[str],
+    *,
+    baseline: str | None = None,
+    losses: Mapping[str, Callable[..., Any]] | None = None,
+) -> list[Picture]:
+    """The pictures of the report one by one, to be saved in a format of your own: ``picture.figure.savefig(path)``.
+
+    Args:
+        folder: of a comparison, with runs.jsonl and details/.
+        baseline: the loss that others are compared with; None: the task's own.
+        losses: as of `write_report`.
+
+    Raises:
+        FileNotFoundError: there are no runs in `folder`.
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    return [picture for part in _parts(folder, baseline) for picture in _pictures(part, losses or {})]
+
+
+def _pictures(part: _Part, losses: Mapping[str, Callable[..., Any]]) -> Iterator[Picture]:
     """Every picture that the runs have the arrays for."""
     from sodeep import pictures
 
@@ -398,35 +422,36 @@ def _pictures(part: _Part, losses: Mapping[str, Callable[..., Any]]) -> Iterator
         for loss, cell in cells.items()
         if cell.difference is not None and not math.isnan(cell.low)
     }
-    yield _Picture(
+    yield Picture(
         f"{metric} of every seed",
-        "Left: a dot is a seed, the bar their mean. Right: paired differences; those across 0 tell nothing.",
+        "A dot is a seed, the bar their mean."
+        + " Right: paired differences to the baseline; those across 0 tell nothing." * bool(intervals),
         pictures.seeds_picture(values, intervals, metric, summary.baseline, summary.metrics[metric]),
     )
     curves = part.curves(f"val/{metric}")
     if curves:
-        yield _Picture(
+        yield Picture(
             "Learning curves",
-            f"{metric} on the validation split: the mean over the seeds, and their range as a band.",
+            f"{metric} on the validation split: the mean over the seeds, and each seed as a faint line.",
             pictures.curve_picture(curves, f"{metric} on the validation split"),
         )
     curves = part.curves("loss/train")
     if curves:
-        yield _Picture(
+        yield Picture(
             "Training losses",
-            "A line is a seed, averaged over fiftieths of the training. Losses differ in scale: compare shapes only.",
+            "A line is a seed; a point, the mean since the one before. Losses differ in scale: compare shapes only.",
             pictures.loss_picture(curves),
         )
     orders = {run.loss: (arrays["predicted"], arrays["true"]) for run, arrays in _first(part, "predicted", "true")}
     if orders:
-        yield _Picture(
+        yield Picture(
             "Predicted against true ranks",
             "Test split, first seed. On the line, an item has the rank it should have; rank 1 is the highest score.",
             pictures.order_picture(orders),
         )
     recalls = _precision_recall(part)
     if recalls:
-        yield _Picture(
+        yield Picture(
             "Precision and recall",
             "At each recall the precision where it is first reached, averaged over the labels and the seeds.",
             pictures.precision_recall_picture(recalls),
@@ -437,7 +462,7 @@ def _pictures(part: _Part, losses: Mapping[str, Callable[..., Any]]) -> Iterator
         aps.setdefault(run.loss, []).append((arrays["ap"][known], arrays["ap_quantized"][known]))
     if aps:
         pooled = {loss: tuple(np.concatenate(side) for side in zip(*pairs, strict=True)) for loss, pairs in aps.items()}
-        yield _Picture(
+        yield Picture(
             "Average precision against its quantised form",
             "A dot is a test query, of all seeds. The quantised form is what QuantizedAPLoss trains on.",
             pictures.quantized_picture(pooled),  # type: ignore[arg-type]
@@ -445,14 +470,14 @@ def _pictures(part: _Part, losses: Mapping[str, Callable[..., Any]]) -> Iterator
     yield from _strips(part)
     weights, scores, relevant = _weights(_callables(part, losses))
     if weights:
-        yield _Picture(
+        yield Picture(
             "Pair weights",
             f"How hard a loss pulls on a pair, by its gradient, for one query with {int(relevant.sum())} relevant "
             f"items around a similarity of 0.6 and {int((~relevant).sum())} others around 0.2, with the settings "
             "chosen most often. Below 0 it pulls the wrong way.",
             pictures.weight_picture(scores, relevant, weights, {loss: names.index(loss) for loss in weights}),
         )
-    yield _Picture(
+    yield Picture(
         "Cost of a step",
         "Encoder and loss, forward and backward; median time, and what is allocated at the peak.",
         pictures.cost_picture({loss: summary.seconds_per_step[loss] for loss in names}, summary.peak_memory),
@@ -468,7 +493,7 @@ def _first(part: _Part, *names: str) -> Iterator[tuple[Run, dict[str, Array]]]:
             yield run, arrays
 
 
-def _strips(part: _Part) -> Iterator[_Picture]:
+def _strips(part: _Part) -> Iterator[Picture]:
     """First results for random and worst queries, of the best loss and of the baseline."""
     from sodeep import pictures
 
@@ -481,7 +506,7 @@ def _strips(part: _Part) -> Iterator[_Picture]:
                 of_kind = arrays["strip_kind"] == kind
                 queries = arrays[asked][of_kind]
                 if len(queries):
-                    yield _Picture(
+                    yield Picture(
                         f"{words}: {run.loss}",
                         f"Test split, seed {run.seed}. Right results have a blue frame and a tick, wrong ones an "
                         "orange frame and a cross.",
@@ -626,7 +651,7 @@ def _html_table(table: _Table) -> str:
     return f"<h2>{escape(table.title)}</h2>\n<div class=scroll><table>\n{head}\n{rows}\n</table></div>\n{note}"
 
 
-def _html_picture(picture: _Picture) -> str:
+def _html_picture(picture: Picture) -> str:
     file = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")  # texts in scripts that the font lacks

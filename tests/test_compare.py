@@ -469,8 +469,8 @@ def test_many_metrics_make_several_tables(tmp_path):
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
-def run(*arguments):
-    return CliRunner().invoke(main, ["compare", *map(str, arguments)])
+def run(*arguments, jobs=1):
+    return CliRunner().invoke(main, ["compare", *map(str, arguments), *([] if jobs is None else ["--jobs", str(jobs)])])
 
 
 def test_command(tmp_path):
@@ -486,6 +486,69 @@ def test_command(tmp_path):
     again = run("memorability", *options, "--quiet")
     assert again.exit_code == 0
     assert again.stdout in result.stdout
+
+
+def test_command_writes_for_tensorboard(tmp_path):
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "my runs"
+    options = ["--loss", "mse", "--epochs", 1, "--out", out, "--tensorboard"]
+    result = run("memorability", "--seeds", 1, *options)
+    assert result.exit_code == 0, result.output
+    assert f"\nTensorBoard: tensorboard --logdir '{out / 'tensorboard'}'\n" in result.stdout
+    again = run("memorability", "--seeds", 2, *options)  # replaces it: never old and new as one
+    assert again.exit_code == 0, again.output
+    runs = out / "tensorboard/memorability/mse"
+    assert [len(list((runs / f"seed {seed}").glob("events.*"))) for seed in (0, 1)] == [1, 1]
+
+
+def test_one_process_for_each_core_unless_said_otherwise(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(comparing, "compare", lambda *_, jobs, **__: asked.append(jobs) or [])  # stops there
+    for cores, gpu, device, jobs in (
+        (3, False, "auto", None),
+        (64, False, "cpu", None),
+        (3, True, "auto", None),
+        (3, True, "cpu", None),
+        (3, True, "cuda", None),
+        (3, True, "auto", 2),
+    ):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)), raising=False)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
+        run("memorability", "--device", device, "--out", tmp_path, jobs=jobs)
+    assert asked == [3, 8, 1, 3, 1, 2]
+
+
+def test_more_seeds_on_the_embedded_sets_unless_said_otherwise(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(comparing, "compare", lambda *_, seeds, **__: asked.append(seeds) or [])
+    for options in ([], ["--data", tmp_path], ["--seeds", 3]):
+        run("memorability", *options)
+    assert asked == [10, 5, 3]
+
+
+def test_the_queries_of_in_shop_are_searched_in_its_gallery(tmp_path):
+    Image = pytest.importorskip("PIL.Image")
+    lines = ["image_name item_id evaluation_status"]
+    rng = np.random.default_rng(0)
+    for item in range(20):
+        for view, part in enumerate(("train",) * 4 if item < 12 else ("query", "gallery", "gallery")):
+            name = f"img/{item}/{view}.jpg"
+            lines.append(f"{name} id_{item:08} {part}")
+            (tmp_path / "shop" / name).parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(tmp_path / "shop" / name)
+    (tmp_path / "shop/list_eval_partition.txt").write_text("\n".join([str(len(lines) - 1), *lines]))
+    options = ["--loss", "smooth-ap", "--seeds", 1, "--epochs", 1, "--batch-size", 16]
+    result = run("retrieval", "--data", tmp_path / "shop", "--out", tmp_path / "out", *options)
+    assert result.exit_code == 0, result.output
+    assert "retrieval on In-shop Clothes Retrieval" in result.stdout
+    (test,) = (found for found in read_runs(tmp_path / "out") if found.stage == "test")
+    with np.load(tmp_path / "out" / test.details) as arrays:
+        x, labels = arrays["embeddings"].astype(np.float64), arrays["embedding_labels"]
+        assert arrays["ap"].shape == (8,)  # queries
+        assert arrays["strip_pictures"].shape == (16, 10, 64, 64, 3)
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    first = [labels[8:][(x[8:] @ query).argmax()] == label for query, label in zip(x[:8], labels[:8], strict=True)]
+    assert test.metrics["R@1"] == pytest.approx(np.mean(first))
 
 
 @pytest.mark.parametrize(
@@ -516,7 +579,7 @@ def test_ctrl_c_keeps_what_is_done(tmp_path):
     # a process started in the background ignores SIGINT, and so do its children until they say otherwise
     command = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     command += "from sodeep.cli import main; main()"
-    options = ["--loss", "mse", "--seeds", "40", "--epochs", "20", "--out", str(tmp_path)]
+    options = ["--loss", "mse", "--seeds", "40", "--epochs", "20", "--jobs", "1", "--out", str(tmp_path)]
     process = subprocess.Popen(
         [sys.executable, "-c", command, "compare", "memorability", *options],
         stderr=subprocess.PIPE,

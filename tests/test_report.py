@@ -238,6 +238,26 @@ def test_numbers(value, plain, signed):
     assert report._number(value, signed=True) == signed
 
 
+def test_a_spread_has_the_decimals_of_its_mean():
+    assert [report._mean(60.123, 6.8491), report._mean(0.61, 0.0123)] == ["60.1 ± 6.8", "0.610 ± 0.012"]
+
+
+def test_drawn_one_by_one(tmp_path):
+    pytest.importorskip("matplotlib")
+    write_runs(tmp_path)
+    drawn = report.draw_report(tmp_path)
+    assert [picture.title for picture in drawn] == RETRIEVAL_PICTURES
+    assert all(picture.caption for picture in drawn)
+
+
+def test_one_seed_has_no_panel_of_differences(tmp_path):
+    pytest.importorskip("matplotlib")
+    write_runs(tmp_path, seeds=1)
+    first = report.draw_report(tmp_path)[0]
+    assert len(first.figure.axes) == 1
+    assert first.caption == "A dot is a seed, the bar their mean."
+
+
 def test_json_has_the_same_numbers_and_is_strict(tmp_path, no_pictures):
     write_runs(tmp_path, details=None)
     add(

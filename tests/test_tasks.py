@@ -235,6 +235,39 @@ def test_strips_show_what_is_found_first():
     assert (np.diff(details["strip_ap"][8:]) >= 0).all()
 
 
+def test_strips_show_the_gallery_alone():
+    labels = np.tile(np.arange(4), 10)
+    images = RNG(1).integers(0, 256, (40, 8, 8), dtype=np.uint8)
+    query = np.repeat([True, False], [34, 6])  # the last six of the test split are the gallery
+    data = RetrievalData("made up", images, labels, np.repeat(["train", "val", "test"], [12, 8, 20]), query)
+    task = Retrieval(data)
+    torch.manual_seed(0)
+    details = task.evaluate(task.model(), "test", details=True).details
+    assert details["strip_pictures"].shape == (16, 6, 8, 8)  # there are no ten
+    for query, found, right in zip(
+        details["strip_queries"], details["strip_pictures"], details["strip_right"], strict=True
+    ):
+        i = int(np.flatnonzero((images == query).all((1, 2)))[0])
+        places = [int(np.flatnonzero((images == picture).all((1, 2)))[0]) for picture in found]
+        assert 20 <= i < 34
+        assert sorted(places) == list(range(34, 40))
+        np.testing.assert_array_equal(right, labels[places] == labels[i])
+
+
+@pytest.mark.parametrize("gallery", [False, True])
+def test_a_split_in_which_nobody_has_anything_to_find(gallery):
+    data = retrieval_data(np.repeat([True, False], [80, 20]) if gallery else None)
+    labels = np.array(data.labels)
+    labels[60:] = [*range(10, 30), *(range(30, 50) if gallery else range(50, 70))]
+    labels[60:80] = 10 if gallery else labels[60:80]  # the queries' own class is not in the gallery
+    expected = (
+        "`data` made up must have a query in 'test' with another item of its class to find, got none. "
+        "Have two items or more of a class there."
+    )
+    with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
+        Retrieval(RetrievalData(data.name, data.items, labels, data.split, data.query))
+
+
 def test_without_a_validation_split_whole_classes_are_taken_for_it():
     data = retrieval_data()
     split = np.where(data.split == "test", "test", "train")
