@@ -193,7 +193,7 @@ def blackbox_rank(scores: Tensor, lam: float | None = None, where: Tensor | None
     where = check_where(where, scores)
     check_finite(scores, where)
     if lam is not None:
-        check_positive(lam, "lam")
+        lam = check_positive(lam, "lam")
     ranks: Tensor = _BlackboxRank.apply(scores.to(working_dtype(scores)), where, lam)  # type: ignore
     return ranks
 
@@ -398,8 +398,7 @@ def _measure(x: Tensor, tau: float | Tensor | None, where: Tensor | None) -> _Wi
     elif isinstance(tau, Tensor):
         width = _check_tau(tau, x).double()
     else:
-        check_positive(tau, "tau")
-        width = torch.full_like(span, tau)
+        width = torch.full_like(span, check_positive(tau, "tau"))
     if not readable(x):
         return _Width(width + 0 * span, high, False)  # NaN for a list with NaN or infinity
     widest = float((span / width).max()) if span.numel() else 0.0

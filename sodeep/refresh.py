@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sodeep._checks import check_at_least, check_positive, readable
+from sodeep._checks import check_at_least, check_number, check_positive, readable
 from sodeep._precision import working_dtype
 from sodeep.generators import DEFAULT, check_mixture, draw
 from sodeep.ranks import SPREAD_PER_TAU, exact_rank
@@ -87,15 +87,15 @@ class RefreshedSorter(nn.Module):
             raise TypeError(
                 f"`sorter` must be a sodeep.Sorter, got {type(sorter).__name__}. Load one: load_sorter('set')."
             )
-        for name, value in (("capacity", capacity), ("steps", steps), ("batch_size", batch_size)):
-            check_at_least(value, 1, name)
-        check_positive(lr, "lr")
-        if gradient_weight:
-            check_positive(gradient_weight, "gradient_weight")
         check_mixture(distributions)
         self.sorter = copy.deepcopy(sorter).freeze()
-        self.capacity, self.steps, self.batch_size = capacity, steps, batch_size
-        self.lr, self.gradient_weight, self.distributions, self.seed = lr, gradient_weight, dict(distributions), seed
+        self.capacity = check_at_least(capacity, 1, "capacity")
+        self.steps = check_at_least(steps, 1, "steps")
+        self.batch_size = check_at_least(batch_size, 1, "batch_size")
+        self.lr = check_positive(lr, "lr")
+        self.gradient_weight = check_number(gradient_weight, "gradient_weight", low=0)
+        self.distributions = dict(distributions)
+        self.seed = check_at_least(seed, 0, "seed")
         self._recent: deque[tuple[Tensor, Tensor | None]] = deque()
         self._remembering = 0
         self._refreshes = 0

@@ -27,7 +27,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from sodeep._checks import check_at_least, check_choice, check_positive, describe
+from sodeep._checks import check_at_least, check_choice, check_positive, describe, is_number, plain
 from sodeep.checkpoint import save_sorter, write_atomic
 from sodeep.generators import DEFAULT, USER, check_mixture, draw, draw_length, read_scores_file
 from sodeep.ranks import exact_rank, laplace_rank
@@ -122,16 +122,17 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_choice(self.sorter, SORTERS, "sorter")
-        resolved: dict[str, Any] = {**RECIPES.get(self.sorter, RECIPE_2019)}
-        resolved = {name: value for name, value in resolved.items() if getattr(self, name) is None}
+        resolved: dict[str, Any] = {name: plain(value) for name, value in vars(self).items() if is_number(value)}
+        recipe = RECIPES.get(self.sorter, RECIPE_2019)
+        resolved |= {name: value for name, value in recipe.items() if getattr(self, name) is None}
         steps = resolved.get("steps", self.steps)
         check_at_least(steps, 1, "steps")
         if vars(self)["validate_every"] is None:
             resolved["validate_every"] = max(1, steps // 20)
         resolved["device"] = str(self.device)
-        resolved["lengths"] = tuple(self.lengths)  # a list, when it comes from JSON
+        resolved["lengths"] = tuple(plain(n) if is_number(n) else n for n in self.lengths)  # JSON has a list
         resolved["sorter_config"] = _plain(self.sorter_config, "sorter_config")
-        resolved["distributions"] = dict(self.distributions)
+        resolved["distributions"] = _plain(self.distributions, "distributions")
         if self.scores_file is not None:
             resolved["scores_file"] = os.fspath(self.scores_file)
             resolved["distributions"].setdefault(USER, sum(self.distributions.values()))
@@ -681,10 +682,10 @@ def _check_device(name: str) -> None:
 def _plain(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     """`values` as JSON gives them back, so that a config equals the one a file holds."""
     try:
-        plain: dict[str, Any] = json.loads(json.dumps(dict(values)))
+        read_back: dict[str, Any] = json.loads(json.dumps(dict(values), default=plain))
     except (TypeError, ValueError) as error:
         raise TypeError(f"`{name}` must hold plain JSON values, got {describe(values)}: {error}.") from None
-    return plain
+    return read_back
 
 
 def _read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
