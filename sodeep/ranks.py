@@ -256,11 +256,7 @@ def apply_rank_fn(rank_fn: RankFunction, scores: Tensor, where: Tensor | None = 
         TypeError: `rank_fn` cannot be called or did not return a tensor, or `where` is not a boolean one.
         ValueError: `rank_fn` returned another shape, or `where` has another.
     """
-    if not callable(rank_fn) or isinstance(rank_fn, type):
-        raise TypeError(
-            f"`rank_fn` must be a function of scores (..., n) to ranks (..., n), got {describe(rank_fn)}. "
-            "For example sodeep.laplace_rank, or a sorter: sodeep.load_sorter(name)."
-        )
+    check_rank_fn(rank_fn)
     where = check_where(where, scores)
     if where is None:
         return _check_ranks(rank_fn(scores), scores)
@@ -270,6 +266,16 @@ def apply_rank_fn(rank_fn: RankFunction, scores: Tensor, where: Tensor | None = 
     rows = scores.reshape(real.shape)
     ranks = torch.zeros(real.shape, dtype=working_dtype(scores), device=scores.device)
     return fill_by_length(ranks, rows, real, lambda lists: _check_ranks(rank_fn(lists), lists)).reshape(scores.shape)
+
+
+def check_rank_fn(rank_fn: RankFunction, name: str = "rank_fn") -> RankFunction:
+    """`rank_fn`, if it can be called."""
+    if not callable(rank_fn) or isinstance(rank_fn, type):
+        raise TypeError(
+            f"`{name}` must be a function of scores (..., n) to ranks (..., n), got {describe(rank_fn)}. "
+            "For example sodeep.laplace_rank, or a sorter: sodeep.load_sorter(name)."
+        )
+    return rank_fn
 
 
 def fill_by_length(ranks: Tensor, scores: Tensor, real: Tensor, rank: Callable[[Tensor], Tensor]) -> Tensor:
