@@ -27,6 +27,11 @@ def compiling() -> bool:
     return torch.compiler.is_compiling()
 
 
+def traces_no_gradient(x: Tensor) -> bool:
+    """True while ``torch.compile`` traces what has no gradient in `x`: there torch 2.4 fails on a setup_context."""
+    return compiling() and not (x.requires_grad and torch.is_grad_enabled())
+
+
 def readable(x: Tensor) -> bool:
     """Whether values of `x` may be read now: not under torch.compile, not inside torch.func transforms.
 

@@ -43,6 +43,7 @@ from sodeep._checks import (
     check_where,
     describe,
     readable,
+    traces_no_gradient,
 )
 from sodeep._precision import full_precision, working_dtype
 
@@ -194,7 +195,10 @@ def blackbox_rank(scores: Tensor, lam: float | None = None, where: Tensor | None
     check_finite(scores, where)
     if lam is not None:
         lam = check_positive(lam, "lam")
-    ranks: Tensor = _BlackboxRank.apply(scores.to(working_dtype(scores)), where, lam)  # type: ignore
+    x = scores.to(working_dtype(scores))
+    if traces_no_gradient(x):
+        return _average_rank(x, where)
+    ranks: Tensor = _BlackboxRank.apply(x, where, lam)  # type: ignore
     return ranks
 
 

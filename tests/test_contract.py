@@ -446,6 +446,7 @@ def test_compiles_into_one_graph(name):
     values_are_equal(
         value_and_grad(compiled, scores, target, where=where), value_and_grad(loss, scores, target, where=where)
     )
+    values_are_equal(compiled(scores, target, where=where), loss(scores, target, where=where))  # no gradient is wanted
 
 
 @every_loss

@@ -31,7 +31,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sodeep._checks import check_at_least, check_number, check_positive, compiling, describe, is_whole
+from sodeep._checks import (
+    check_at_least,
+    check_number,
+    check_positive,
+    compiling,
+    describe,
+    is_whole,
+    traces_no_gradient,
+)
 from sodeep.losses._common import Lists, Loss, check_range, loss_function, mean_over_defined, optional, prepare
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -245,6 +253,8 @@ def _per_query(operator: _Operator, lists: Lists, *options: Any) -> Tensor:
     scores = lists.scores
     if lists.masked:
         scores = scores.masked_fill(~(lists.positive | lists.negative), -torch.inf)
+    if traces_no_gradient(scores):
+        return operator(scores, lists.positive, *options)[0]
     value: Tensor = _PerQuery.apply(operator, scores, lists.positive, *options)[0]  # type: ignore[no-untyped-call]
     return value
 
