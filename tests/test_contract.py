@@ -352,6 +352,19 @@ def test_finite_on_extreme_scores(name, dtype):
             assert grad.dtype == dtype
 
 
+@every_loss
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradient_is_finite_at_the_end_of_the_range(name, dtype):
+    """There the loss itself may be infinite, as may the exponents that it is made of."""
+    member = LOSSES[name]
+    scores, target = draw(member, dtype=dtype)
+    end = torch.finfo(dtype).max
+    for share in (1e-2, 0.3, 1.0):
+        for made in (scores.sign(), scores / scores.abs().amax(), (torch.arange(9) == 3).to(dtype).expand_as(scores)):
+            grad = value_and_grad(member.loss, share * end * made, target)[1]
+            assert grad.isfinite().all()
+
+
 def rows_of_embeddings() -> dict[str, Tensor]:
     x = torch.randn(8, 3, generator=seeded(), dtype=torch.float32)
     duplicates = x.clone()

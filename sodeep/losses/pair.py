@@ -56,6 +56,16 @@ def _mean(x: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, x, 0.0).sum(-1) / mask.sum(-1).clamp(min=1)
 
 
+@torch.no_grad()
+def _bound(x: Tensor) -> Tensor:
+    """Exponents of finite scores, which may be infinite, brought back in place: inf - inf is NaN.
+
+    Their gradient is as if they had stayed where they were.
+    """
+    end = torch.finfo(x.dtype).max / 8
+    return x.clamp_min_(-end).clamp_max_(end)
+
+
 class _LogSumExp(torch.autograd.Function):
     """Log of the sum of e^x over the entries in `mask` (last axis); very low, with zero gradient, where it has none.
 
@@ -364,7 +374,7 @@ def nt_xent_loss(
         tensor(0.5514)
     """
     lists = prepare(scores, relevant, where)
-    s = lists.scores / temperature
+    s = _bound(lists.scores / temperature)
     below = _softplus(_logsumexp(s, lists.negative).unsqueeze(-1) - s)
     return _mean_over_both(_mean(below, lists.positive), lists, scores, return_stats)
 
@@ -436,7 +446,7 @@ def nca_loss(
         tensor(1.3863)
     """
     lists = prepare(scores, relevant, where)
-    s = lists.scores if temperature == 1 else lists.scores / temperature
+    s = lists.scores if temperature == 1 else _bound(lists.scores / temperature)
     values = _log_ratio(s, lists)  # log(1 + N/P): nothing cancels when the positives are far ahead
     return _mean_over_both(values, lists, scores, return_stats)
 
@@ -545,7 +555,7 @@ def binomial_deviance_loss(
 def _exponent(lists: Lists, alpha: float, beta: float, base: float) -> Tensor:
     """The exponents: alpha (base - s) for positives, beta (s - base) for the others."""
     above = lists.scores - base
-    return torch.where(lists.positive, -alpha * above, beta * above)
+    return _bound(torch.where(lists.positive, -alpha * above, beta * above))
 
 
 @loss_function(**STEEPNESS)
