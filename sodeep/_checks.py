@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -174,3 +175,9 @@ def check_choice(value: str, choices: Iterable[str], name: str) -> str:
     if value not in choices:
         raise ValueError(f"`{name}` must be one of {', '.join(choices)}, got {describe(value)}.")
     return value
+
+
+def check_free(path: Path, overwrite: bool, name: str = "out") -> None:
+    """No file is at `path`, or it may be replaced."""
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"`{name}` {path} exists. Choose another name, or replace it: overwrite=True.")

@@ -20,7 +20,7 @@ from sodeep._precision import working_dtype
 from sodeep.generators import DEFAULT, check_mixture, draw
 from sodeep.ranks import SPREAD_PER_TAU, exact_rank
 from sodeep.sorters import Sorter, double_backward
-from sodeep.training import gradient_mismatch
+from sodeep.training import gradient_mismatch, recipe
 
 
 class RefreshResult(NamedTuple):
@@ -53,7 +53,8 @@ class RefreshedSorter(nn.Module):
         steps: optimisation steps of a refresh.
         batch_size: remembered lists a step, and as many synthetic ones.
         lr: learning rate of Adam at the start of a refresh; it falls linearly to zero.
-        gradient_weight: weight of the gradient term beside the L1 loss, as in `TrainConfig`.
+        gradient_weight: weight of the gradient term beside the L1 loss, as in `TrainConfig`; None: that of the
+            sorter's recipe there.
         distributions: mixture of the synthetic lists.
         seed: of every draw; the same lists and seed give the same weights, on the same machine.
 
@@ -78,7 +79,7 @@ class RefreshedSorter(nn.Module):
         steps: int = 200,
         batch_size: int = 32,
         lr: float = 3e-4,
-        gradient_weight: float = 0.05,
+        gradient_weight: float | None = None,
         distributions: Mapping[str, float] = DEFAULT,
         seed: int = 0,
     ) -> None:
@@ -93,6 +94,8 @@ class RefreshedSorter(nn.Module):
         self.steps = check_at_least(steps, 1, "steps")
         self.batch_size = check_at_least(batch_size, 1, "batch_size")
         self.lr = check_positive(lr, "lr")
+        if gradient_weight is None:
+            gradient_weight = recipe(self.sorter.name)["gradient_weight"]
         self.gradient_weight = check_number(gradient_weight, "gradient_weight", low=0)
         self.distributions = dict(distributions)
         self.seed = check_at_least(seed, 0, "seed")
