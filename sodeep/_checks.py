@@ -6,7 +6,10 @@ TypeError is for the wrong kind of object or dtype, ValueError for a wrong shape
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -23,6 +26,11 @@ def describe(value: object) -> str:
 def compiling() -> bool:
     """True while ``torch.compile`` or ``torch.export`` traces: checks that read values would break the graph."""
     return torch.compiler.is_compiling()
+
+
+def traces_no_gradient(x: Tensor) -> bool:
+    """True while ``torch.compile`` traces what has no gradient in `x`: there torch 2.4 fails on a setup_context."""
+    return compiling() and not (x.requires_grad and torch.is_grad_enabled())
 
 
 def readable(x: Tensor) -> bool:
@@ -120,20 +128,56 @@ def check_finite(
         )
 
 
-def check_positive(value: float, name: str) -> None:
-    """A number above zero."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
+def is_whole(value: object) -> bool:
+    """A whole number, numpy's included; True and False are none."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    """A real number, numpy's included; True and False are none."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def plain(value: object) -> int | float:
+    """A number as Python's own: JSON and operator schemas do not know numpy's. Fits ``json.dumps(default=plain)``."""
+    if is_whole(value):
+        return int(value)  # type: ignore[call-overload, no-any-return]
+    if is_number(value):
+        return float(value)  # type: ignore[arg-type]
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+
+
+def check_number(value: float, name: str, low: float = -math.inf) -> float:
+    """A finite number of at least `low`, as Python's own."""
+    if not is_number(value) or not -math.inf < value < math.inf or value < low:
+        requirement = "a finite number" if low == -math.inf else f"a finite number of at least {low:g}"
+        raise ValueError(f"`{name}` must be {requirement}, got {describe(value)}.")
+    return plain(value)
+
+
+def check_positive(value: float, name: str) -> float:
+    """A finite number above zero, as Python's own."""
+    if not is_number(value) or not 0 < value < math.inf:
         raise ValueError(f"`{name}` must be a positive number, got {describe(value)}.")
+    return plain(value)
 
 
-def check_at_least(value: int, low: int, name: str) -> None:
-    """A whole number of at least `low`."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+def check_at_least(value: int, low: int, name: str) -> int:
+    """A whole number of at least `low`, as Python's own."""
+    if not is_whole(value) or value < low:
         raise ValueError(f"`{name}` must be a whole number of at least {low}, got {describe(value)}.")
+    return int(value)
 
 
-def check_choice(value: object, choices: Iterable[str], name: str) -> None:
+def check_choice(value: str, choices: Iterable[str], name: str) -> str:
     """One of the named choices; the message lists them all."""
     choices = list(choices)
     if value not in choices:
         raise ValueError(f"`{name}` must be one of {', '.join(choices)}, got {describe(value)}.")
+    return value
+
+
+def check_free(path: Path, overwrite: bool, name: str = "out") -> None:
+    """No file is at `path`, or it may be replaced."""
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"`{name}` {path} exists. Choose another name, or replace it: overwrite=True.")

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 import sodeep
-from sodeep._checks import describe
+from sodeep._checks import describe, plain
 from sodeep.sorters import SORTERS, Sorter, build_sorter
 
 FORMAT_VERSION = 1
@@ -149,7 +149,7 @@ def save_sorter(
         "library_version": sodeep.__version__,
     }
     try:
-        text = json.dumps(header, sort_keys=True, allow_nan=False)
+        text = json.dumps(header, sort_keys=True, allow_nan=False, default=plain)
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"`training` must hold plain JSON values (text, finite numbers, lists, dicts), got {describe(training)}: "

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 import sodeep
+from sodeep._checks import check_free
 from sodeep._compare_cli import compare
 
 
@@ -301,7 +302,7 @@ def _check_outputs(json_path: str | None, picture: Path | None) -> None:
 @click.option("--overwrite", is_flag=True, help="Replace OUT.")
 def import_sorter(checkpoint: Path, out: Path, overwrite: bool) -> None:
     """Convert CHECKPOINT, written by the 2019 training script, to OUT (.safetensors), running no code from it."""
-    _keep(out, overwrite)
+    check_free(out, overwrite)
     sorter = sodeep.import_sodeep2019(checkpoint)
     sodeep.save_sorter(out, sorter, training={**sorter.trained, "imported_from": checkpoint.name})
     length = "any length" if sorter.seq_len is None else f"n = {sorter.seq_len}"
@@ -315,11 +316,6 @@ def import_sorter(checkpoint: Path, out: Path, overwrite: bool) -> None:
 @click.option("--overwrite", is_flag=True, help="Replace OUT.")
 def export_sorter(sorter: str, out: Path, n: int | None, overwrite: bool) -> None:
     """Write SORTER, a shipped name or a file, as a torch.export program OUT (.pt2) that runs without sodeep."""
-    _keep(out, overwrite)
+    check_free(out, overwrite)
     sodeep.export_sorter(out, sodeep.load_sorter(sorter), n)
     click.echo(f'Wrote {out}. Use it:  torch.export.load("{out}").module()(scores)')
-
-
-def _keep(out: Path, overwrite: bool) -> None:
-    if out.exists() and not overwrite:
-        raise FileExistsError(f"`out` {out} exists. Choose another name, or replace it: overwrite=True.")

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from sodeep._checks import check_at_least, check_choice, describe
+from sodeep._checks import check_at_least, check_choice, describe, is_number
 
 Distribution: TypeAlias = Callable[[int, int, Generator], Tensor]
 
@@ -294,7 +294,7 @@ def check_mixture(weights: Mapping[str, float], user_scores: bool = False) -> No
             )
         if name != USER:
             check_choice(name, [*DISTRIBUTIONS, USER], "weights")
-        if not isinstance(weight, (int, float)) or not 0 <= weight < math.inf:
+        if not is_number(weight) or not 0 <= weight < math.inf:
             raise ValueError(f"`weights` must hold finite numbers of at least 0, got {name}={describe(weight)}.")
     if not any(weights.values()):
         raise ValueError(

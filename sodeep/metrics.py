@@ -344,10 +344,9 @@ def pmrp(
     """
     check_scores(scores)
     _check_codes(query_codes, gallery_codes, scores)
-    if not zetas:
+    if len(zetas) == 0:
         raise ValueError("`zetas` must hold at least one number of places, got none.")
-    for zeta in zetas:
-        check_at_least(zeta, 0, "zetas")
+    zetas = [check_at_least(zeta, 0, "zetas") for zeta in zetas]
     where = check_where(where, scores)
     check_finite(scores, where)
     real = torch.ones_like(scores, dtype=torch.bool) if where is None else where
@@ -446,8 +445,7 @@ def _check_k(k: int | None, scores: Tensor) -> int:
     """`k`, or the length of the lists for None."""
     if k is None:
         return check_scores(scores).shape[-1]
-    check_at_least(k, 1, "k")
-    return k
+    return check_at_least(k, 1, "k")
 
 
 def _check_codes(query_codes: Tensor, gallery_codes: Tensor, scores: Tensor) -> None:
@@ -472,7 +470,7 @@ def _in_chunks(function: Callable[..., Tensor], chunk_size: int | None, *rows: T
     """`function` over so many rows at a time that its intermediate tensors stay small."""
     if chunk_size is None:
         chunk_size = max(1, 2**20 // rows[0].shape[-1])
-    check_at_least(chunk_size, 1, "chunk_size")
+    chunk_size = check_at_least(chunk_size, 1, "chunk_size")
     starts = range(0, max(1, len(rows[0])), chunk_size)
     return torch.cat([function(*(x[start : start + chunk_size] for x in rows)) for start in starts])
 

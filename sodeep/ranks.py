@@ -43,6 +43,7 @@ from sodeep._checks import (
     check_where,
     describe,
     readable,
+    traces_no_gradient,
 )
 from sodeep._precision import full_precision, working_dtype
 
@@ -193,8 +194,11 @@ def blackbox_rank(scores: Tensor, lam: float | None = None, where: Tensor | None
     where = check_where(where, scores)
     check_finite(scores, where)
     if lam is not None:
-        check_positive(lam, "lam")
-    ranks: Tensor = _BlackboxRank.apply(scores.to(working_dtype(scores)), where, lam)  # type: ignore
+        lam = check_positive(lam, "lam")
+    x = scores.to(working_dtype(scores))
+    if traces_no_gradient(x):
+        return _average_rank(x, where)
+    ranks: Tensor = _BlackboxRank.apply(x, where, lam)  # type: ignore
     return ranks
 
 
@@ -256,11 +260,7 @@ def apply_rank_fn(rank_fn: RankFunction, scores: Tensor, where: Tensor | None = 
         TypeError: `rank_fn` cannot be called or did not return a tensor, or `where` is not a boolean one.
         ValueError: `rank_fn` returned another shape, or `where` has another.
     """
-    if not callable(rank_fn) or isinstance(rank_fn, type):
-        raise TypeError(
-            f"`rank_fn` must be a function of scores (..., n) to ranks (..., n), got {describe(rank_fn)}. "
-            "For example sodeep.laplace_rank, or a sorter: sodeep.load_sorter(name)."
-        )
+    check_rank_fn(rank_fn)
     where = check_where(where, scores)
     if where is None:
         return _check_ranks(rank_fn(scores), scores)
@@ -270,6 +270,16 @@ def apply_rank_fn(rank_fn: RankFunction, scores: Tensor, where: Tensor | None = 
     rows = scores.reshape(real.shape)
     ranks = torch.zeros(real.shape, dtype=working_dtype(scores), device=scores.device)
     return fill_by_length(ranks, rows, real, lambda lists: _check_ranks(rank_fn(lists), lists)).reshape(scores.shape)
+
+
+def check_rank_fn(rank_fn: RankFunction, name: str = "rank_fn") -> RankFunction:
+    """`rank_fn`, if it can be called."""
+    if not callable(rank_fn) or isinstance(rank_fn, type):
+        raise TypeError(
+            f"`{name}` must be a function of scores (..., n) to ranks (..., n), got {describe(rank_fn)}. "
+            "For example sodeep.laplace_rank, or a sorter: sodeep.load_sorter(name)."
+        )
+    return rank_fn
 
 
 def fill_by_length(ranks: Tensor, scores: Tensor, real: Tensor, rank: Callable[[Tensor], Tensor]) -> Tensor:
@@ -398,8 +408,7 @@ def _measure(x: Tensor, tau: float | Tensor | None, where: Tensor | None) -> _Wi
     elif isinstance(tau, Tensor):
         width = _check_tau(tau, x).double()
     else:
-        check_positive(tau, "tau")
-        width = torch.full_like(span, tau)
+        width = torch.full_like(span, check_positive(tau, "tau"))
     if not readable(x):
         return _Width(width + 0 * span, high, False)  # NaN for a list with NaN or infinity
     widest = float((span / width).max()) if span.numel() else 0.0

@@ -15,12 +15,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sodeep._checks import check_at_least, check_positive, readable
+from sodeep._checks import check_at_least, check_number, check_positive, readable
 from sodeep._precision import working_dtype
 from sodeep.generators import DEFAULT, check_mixture, draw
 from sodeep.ranks import SPREAD_PER_TAU, exact_rank
 from sodeep.sorters import Sorter, double_backward
-from sodeep.training import gradient_mismatch
+from sodeep.training import gradient_mismatch, recipe
 
 
 class RefreshResult(NamedTuple):
@@ -53,7 +53,8 @@ class RefreshedSorter(nn.Module):
         steps: optimisation steps of a refresh.
         batch_size: remembered lists a step, and as many synthetic ones.
         lr: learning rate of Adam at the start of a refresh; it falls linearly to zero.
-        gradient_weight: weight of the gradient term beside the L1 loss, as in `TrainConfig`.
+        gradient_weight: weight of the gradient term beside the L1 loss, as in `TrainConfig`; None: that of the
+            sorter's recipe there.
         distributions: mixture of the synthetic lists.
         seed: of every draw; the same lists and seed give the same weights, on the same machine.
 
@@ -78,7 +79,7 @@ class RefreshedSorter(nn.Module):
         steps: int = 200,
         batch_size: int = 32,
         lr: float = 3e-4,
-        gradient_weight: float = 0.05,
+        gradient_weight: float | None = None,
         distributions: Mapping[str, float] = DEFAULT,
         seed: int = 0,
     ) -> None:
@@ -87,15 +88,17 @@ class RefreshedSorter(nn.Module):
             raise TypeError(
                 f"`sorter` must be a sodeep.Sorter, got {type(sorter).__name__}. Load one: load_sorter('set')."
             )
-        for name, value in (("capacity", capacity), ("steps", steps), ("batch_size", batch_size)):
-            check_at_least(value, 1, name)
-        check_positive(lr, "lr")
-        if gradient_weight:
-            check_positive(gradient_weight, "gradient_weight")
         check_mixture(distributions)
         self.sorter = copy.deepcopy(sorter).freeze()
-        self.capacity, self.steps, self.batch_size = capacity, steps, batch_size
-        self.lr, self.gradient_weight, self.distributions, self.seed = lr, gradient_weight, dict(distributions), seed
+        self.capacity = check_at_least(capacity, 1, "capacity")
+        self.steps = check_at_least(steps, 1, "steps")
+        self.batch_size = check_at_least(batch_size, 1, "batch_size")
+        self.lr = check_positive(lr, "lr")
+        if gradient_weight is None:
+            gradient_weight = recipe(self.sorter.name)["gradient_weight"]
+        self.gradient_weight = check_number(gradient_weight, "gradient_weight", low=0)
+        self.distributions = dict(distributions)
+        self.seed = check_at_least(seed, 0, "seed")
         self._recent: deque[tuple[Tensor, Tensor | None]] = deque()
         self._remembering = 0
         self._refreshes = 0

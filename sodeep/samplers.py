@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Sampler
 
-from sodeep._checks import check_at_least, check_choice, describe
+from sodeep._checks import check_at_least, check_choice, describe, is_whole
 from sodeep._labels import as_labels
 
 
@@ -85,7 +85,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         check_choice(small_classes, ("repeat", "drop"), "small_classes")
         check_at_least(seed, 0, "seed")
         check_at_least(num_replicas, 1, "num_replicas")
-        if not isinstance(rank, int) or not 0 <= rank < num_replicas:
+        if not is_whole(rank) or not 0 <= rank < num_replicas:
             raise ValueError(f"`rank` must be a whole number from 0 to {num_replicas - 1}, got {describe(rank)}.")
         members: dict[Any, list[int]] = {}
         values = as_labels(labels)

@@ -27,7 +27,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from sodeep._checks import check_at_least, check_choice, check_positive, describe
+from sodeep._checks import check_at_least, check_choice, check_free, check_positive, describe, is_number, plain
 from sodeep.checkpoint import save_sorter, write_atomic
 from sodeep.generators import DEFAULT, USER, check_mixture, draw, draw_length, read_scores_file
 from sodeep.ranks import exact_rank
@@ -50,6 +50,11 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 RECIPE_2019: dict[str, Any] = {"steps": 20000, "batch_size": 256, "lr": 1e-3, "gradient_weight": 0.01}
 """The same for the networks of 2019 (any sorter not in `RECIPES`)."""
+
+
+def recipe(sorter: str) -> dict[str, Any]:
+    """Of the sorter of that name: its steps, batch_size, lr and gradient_weight."""
+    return RECIPES.get(sorter, RECIPE_2019)
 
 
 @dataclass(frozen=True)
@@ -123,16 +128,16 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_choice(self.sorter, SORTERS, "sorter")
-        resolved: dict[str, Any] = {**RECIPES.get(self.sorter, RECIPE_2019)}
-        resolved = {name: value for name, value in resolved.items() if getattr(self, name) is None}
+        resolved: dict[str, Any] = {name: plain(value) for name, value in vars(self).items() if is_number(value)}
+        resolved |= {name: value for name, value in recipe(self.sorter).items() if getattr(self, name) is None}
         steps = resolved.get("steps", self.steps)
         check_at_least(steps, 1, "steps")
         if vars(self)["validate_every"] is None:
             resolved["validate_every"] = max(1, steps // 20)
         resolved["device"] = str(self.device)
-        resolved["lengths"] = tuple(self.lengths)  # a list, when it comes from JSON
+        resolved["lengths"] = tuple(plain(n) if is_number(n) else n for n in self.lengths)  # JSON has a list
         resolved["sorter_config"] = _plain(self.sorter_config, "sorter_config")
-        resolved["distributions"] = dict(self.distributions)
+        resolved["distributions"] = _plain(self.distributions, "distributions")
         if self.scores_file is not None:
             resolved["scores_file"] = os.fspath(self.scores_file)
             resolved["distributions"].setdefault(USER, sum(self.distributions.values()))
@@ -286,11 +291,12 @@ def train_sorter(
             done = run.progress() >= 1
             stopped = bool(signals.received) and not done
             due = done or run.step % run.config.validate_every == 0
+            if due or stopped:
+                run.check_sound()  # or else the last good state would be replaced by one past saving
             if due:
                 run.validate()
                 log.validation()
             if path is not None and (due or stopped):
-                run.check_sound()  # or else the last good state would be replaced by one past saving
                 run.save_state(state_path(path))
             if stopped:
                 raise TrainingInterrupted(signals.received, run.step, None if path is None else state_path(path))
@@ -464,7 +470,6 @@ class _Run:
 
     def validate(self) -> None:
         """Errors on the fixed lists; keeps the weights if their objective is the best so far."""
-        self.check_sound()
         with self._weights(self.average if self.config.ema else self.weights):
             self.sorter.eval()
             with torch.no_grad():
@@ -641,8 +646,7 @@ def _check_free(path: Path, resume: bool, overwrite: bool) -> None:
             done = f" {path} is finished already." if path.exists() else ""
             raise FileNotFoundError(f"`resume` needs the state of an unfinished run at {state}: no such file.{done}")
     elif not overwrite:
-        if path.exists():
-            raise FileExistsError(f"`out` {path} exists. Choose another name, or replace it: overwrite=True.")
+        check_free(path, overwrite)
         if state.exists():
             raise FileExistsError(
                 f"`out` {path} has an unfinished run, {state}. Go on with it: resume=True; or start again: "
@@ -701,10 +705,10 @@ def _check_device(name: str) -> None:
 def _plain(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     """`values` as JSON gives them back, so that a config equals the one a file holds."""
     try:
-        plain: dict[str, Any] = json.loads(json.dumps(dict(values)))
+        read_back: dict[str, Any] = json.loads(json.dumps(dict(values), default=plain))
     except (TypeError, ValueError) as error:
         raise TypeError(f"`{name}` must hold plain JSON values, got {describe(values)}: {error}.") from None
-    return plain
+    return read_back
 
 
 def _read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

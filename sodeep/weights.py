@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sodeep._checks import check_finite, check_scores, check_where, describe
+from sodeep._checks import check_finite, check_scores, check_where, describe, is_number
 from sodeep.losses._common import as_relevance
 
 
@@ -123,7 +123,7 @@ def contributing_pairs(
         >>> contributing_pairs(NTXentLoss(), scores, relevant)  # the second query has no positive
         ContributingPairs(positives=tensor([1, 0]), negatives=tensor([1, 0]), moved=tensor([ True, False]))
     """
-    if not isinstance(threshold, (int, float)) or isinstance(threshold, bool) or not 0 <= threshold < 1:
+    if not is_number(threshold) or not 0 <= threshold < 1:
         raise ValueError(f"`threshold` must be a number in [0, 1), got {describe(threshold)}.")
     weights = pair_weights(loss, scores, relevant, where).abs()
     check_finite(weights, name="d loss / d scores", remedy="Look at the gradient of the loss at those scores.")

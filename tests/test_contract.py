@@ -16,6 +16,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -351,6 +352,19 @@ def test_finite_on_extreme_scores(name, dtype):
             assert grad.dtype == dtype
 
 
+@every_loss
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradient_is_finite_at_the_end_of_the_range(name, dtype):
+    """There the loss itself may be infinite, as may the exponents that it is made of."""
+    member = LOSSES[name]
+    scores, target = draw(member, dtype=dtype)
+    end = torch.finfo(dtype).max
+    for share in (1e-2, 0.3, 1.0):
+        for made in (scores.sign(), scores / scores.abs().amax(), (torch.arange(9) == 3).to(dtype).expand_as(scores)):
+            grad = value_and_grad(member.loss, share * end * made, target)[1]
+            assert grad.isfinite().all()
+
+
 def rows_of_embeddings() -> dict[str, Tensor]:
     x = torch.randn(8, 3, generator=seeded(), dtype=torch.float32)
     duplicates = x.clone()
@@ -445,6 +459,7 @@ def test_compiles_into_one_graph(name):
     values_are_equal(
         value_and_grad(compiled, scores, target, where=where), value_and_grad(loss, scores, target, where=where)
     )
+    values_are_equal(compiled(scores, target, where=where), loss(scores, target, where=where))  # no gradient is wanted
 
 
 @every_loss
@@ -669,6 +684,47 @@ def refuses(function: Callable[..., Any], target: str) -> None:
 @every_loss
 def test_bad_input(name):
     refuses(LOSSES[name].loss, LOSSES[name].target)
+
+
+def options_of(member: Member) -> dict[str, Any]:
+    """The options of a loss and their defaults, without switches and rank functions."""
+    parameters = inspect.signature(member.module).parameters.items()
+    return {name: p.default for name, p in parameters if not name.endswith("rank_fn") and name != "include_self"}
+
+
+@every_loss
+def test_bad_option_is_refused_where_it_is_given(name):
+    """By the function, and by the Module when it is built, in the same words."""
+    member = LOSSES[name]
+    scores, target = draw(member)
+    for option in options_of(member):
+        for bad in ("nonsense", math.nan, [1.5, "x"]):
+            with pytest.raises(ValueError, match=f"^`{option}` must be .*, got .*") as said:
+                member.loss(scores, target, **{option: bad})
+            with pytest.raises(ValueError, match=exactly(str(said.value))):
+                member.module(**{**member.options, option: bad})
+    if member.module in (sodeep.QuantizedAPLoss, sodeep.HistogramLoss):
+        with pytest.raises(ValueError, match=exactly("`low` must be below `high`, got low=1 and high=1.0.")):
+            member.module(low=1)
+    if member.module is sodeep.ASPLoss:
+        for option in ("rank_fn", "semantic_rank_fn"):
+            with pytest.raises(TypeError, match=f"^`{option}` must be a function of scores"):
+                member.module(**{option: "lstm"})
+
+
+@every_loss
+def test_options_may_be_numpys_numbers(name):
+    member = LOSSES[name]
+    scores, target = draw(member)
+    own = {option: value for option, value in options_of(member).items() if type(value) in (int, float)}
+    numpys = {option: np.int64(x) if type(x) is int else np.float64(x) for option, x in own.items()}
+    assert torch.equal(member.loss(scores, target, **numpys), member.loss(scores, target, **own))
+    assert repr(member.module(**{**member.options, **numpys})) == repr(member.module(**{**member.options, **own}))
+    halves = {option: (np.float32(0.5), 0.5) for option, value in own.items() if type(value) is float}
+    for option, (numpys_half, half) in halves.items():
+        assert torch.equal(
+            member.loss(scores, target, **{option: numpys_half}), member.loss(scores, target, **{option: half})
+        )
 
 
 # ---- metrics ---------------------------------------------------------------------------------------------------------

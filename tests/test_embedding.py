@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import math
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from torch import Tensor
 from sodeep.losses._common import UndefinedListWarning
 from sodeep.losses.embedding import CrossModalLoss, EmbeddingLoss, EmbeddingMemory, pairwise_scores
 from sodeep.losses.pair import NTXentLoss
-from sodeep.losses.rank import MAPLoss
+from sodeep.losses.rank import map_loss
 from sodeep.ranks import laplace_rank
 
 
@@ -680,6 +681,6 @@ def test_cross_modal_batch_without_a_pair(n, m):
 
 
 def test_cross_modal_loss_that_gives_more_than_a_tensor():
-    loss = CrossModalLoss(MAPLoss(laplace_rank, return_stats=True))
+    loss = CrossModalLoss(partial(map_loss, rank_fn=laplace_rank, return_stats=True))
     with pytest.raises(TypeError, match=r"^`loss` must give a tensor, got tuple\. Leave return_stats off\.$"):
         loss(torch.randn(3, 4), torch.randn(3, 4))

@@ -1,5 +1,6 @@
 """Pair losses against plain Python loops written from the formulas; what all losses promise: test_contract.py."""
 
+import inspect
 import math
 from functools import partial
 
@@ -288,6 +289,19 @@ def test_mining_is_of_the_whole_list_and_has_no_gradient():
         pair.multi_similarity_loss(scores, relevant),
         pair.multi_similarity_loss(scores, relevant, epsilon=None, where=kept),
     )
+
+
+@pytest.mark.parametrize("loss", [pair.nt_xent_loss, pair.nca_loss, pair.multi_similarity_loss, pair.bin_lifted_loss])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_exponents_beyond_the_range_keep_their_gradient(loss, dtype):
+    """They are brought back into it, and the hardest negative is still pushed down, the easy one left alone."""
+    options = {"temperature": 0.1} if "temperature" in inspect.signature(loss).parameters else {}
+    scores = torch.tensor([[0.25, -0.75, 0.5, -0.5]], dtype=dtype) * torch.finfo(dtype).max
+    value, grad = gradient(loss, scores, torch.tensor([[True, False, False, True]]), **options)
+    assert value.isfinite()
+    assert grad.isfinite().all()
+    assert grad[0, 2] > 0
+    assert grad[0, 1] == 0
 
 
 # ---------------------------------------------------------------------------------------------------------------------

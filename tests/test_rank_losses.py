@@ -4,6 +4,7 @@ What all losses promise is in test_contract.py.
 """
 
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -360,13 +361,16 @@ def test_bad_options():
 @pytest.mark.parametrize("rank_fn", ["laplace", None, torch.nn.Linear])
 def test_rank_fn_that_cannot_be_called(rank_fn):
     scores, relevant = torch.tensor([0.1, 0.5]), torch.tensor([True, False])
-    for loss, target in (
-        (SpearmanLoss(rank_fn), scores),
-        (MAPLoss(rank_fn), relevant),
-        (RecallLoss(rank_fn), relevant),
+    for build in (
+        partial(SpearmanLoss, rank_fn),
+        partial(MAPLoss, rank_fn),
+        partial(RecallLoss, rank_fn),
+        partial(spearman_loss, scores, scores, rank_fn=rank_fn),
+        partial(map_loss, scores, relevant, rank_fn=rank_fn),
+        partial(recall_loss, scores, relevant, rank_fn=rank_fn),
     ):
         with pytest.raises(TypeError, match=r"^`rank_fn` must be a function of scores \(\.\.\., n\) to ranks"):
-            loss(scores, target)
+            build()
 
 
 def test_a_column_of_predictions_is_said_to_be_one(generator):

@@ -10,6 +10,7 @@ from sodeep.losses.rank import MAPLoss, SpearmanLoss, map_loss
 from sodeep.ranks import exact_rank
 from sodeep.refresh import RefreshedSorter
 from sodeep.sorters import build_sorter
+from sodeep.training import TrainConfig
 
 
 def seeded(seed=0):
@@ -84,6 +85,13 @@ def test_a_worse_copy_is_dropped():
     assert not result.kept
     assert result.after >= result.before
     assert same(weights(ranker), before)
+
+
+@pytest.mark.parametrize("name", ["set", "mlp"])
+def test_gradient_weight_is_that_of_the_recipe(name):
+    sorter = build_sorter(name, seq_len=5)
+    assert RefreshedSorter(sorter).gradient_weight == TrainConfig(sorter=name).gradient_weight > 0
+    assert RefreshedSorter(sorter, gradient_weight=0).gradient_weight == 0
 
 
 def test_same_lists_and_seed_same_weights_whatever_the_global_seed():
@@ -196,6 +204,10 @@ def test_bad_use():
             RefreshedSorter(small_set(), **{name: 0})
     with pytest.raises(ValueError, match=exactly("`lr` must be a positive number, got -1.")):
         RefreshedSorter(small_set(), lr=-1)
+    with pytest.raises(ValueError, match=exactly("`gradient_weight` must be a finite number of at least 0, got -1.")):
+        RefreshedSorter(small_set(), gradient_weight=-1)
+    with pytest.raises(ValueError, match=exactly("`seed` must be a whole number of at least 0, got -1.")):
+        RefreshedSorter(small_set(), seed=-1)
     with pytest.raises(ValueError, match=exactly("`weights` must hold finite numbers of at least 0, got uniform=-1.")):
         RefreshedSorter(small_set(), distributions={"uniform": -1})
 

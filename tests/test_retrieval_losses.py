@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
@@ -443,7 +444,7 @@ GOOD = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)
         (
             lambda: quantized_ap_loss(*GOOD, low=1, high=0.5),
             ValueError,
-            "`low` must be below `high` and both finite, got low=1 and high=0.5.",
+            "`low` must be below `high`, got low=1 and high=0.5.",
         ),
         (lambda: recall_at_k_loss(*GOOD, k=0), ValueError, "`k` must be a whole number of at least 1, got 0."),
         (lambda: recall_at_k_loss(*GOOD, k=[2, 1.5]), ValueError, "`k` must be a whole number of at least 1, got 1.5."),
@@ -473,6 +474,16 @@ def test_refused(call, error, message):
     with pytest.raises(error) as caught:
         call()
     assert str(caught.value) == message
+
+
+def test_cuts_are_read_once():
+    scores, relevant = torch.tensor([[0.9, 0.2, 0.4]]), torch.tensor([[False, True, False]])
+    expected = recall_at_k_loss(scores, relevant, k=[1, 2])
+    loss = sodeep.RecallAtKLoss(iter([np.int64(1), 2]))
+    for _ in range(2):
+        torch.testing.assert_close(loss(scores, relevant), expected, rtol=0, atol=0)
+    assert repr(loss) == "RecallAtKLoss(k=(1, 2), tau_rank=0.01, tau_k=1.0)"
+    assert sodeep.RecallAtKLoss(np.int64(3)).k == 3
 
 
 def test_a_module_takes_the_names_of_its_function():

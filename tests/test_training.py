@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 import safetensors.torch
@@ -19,6 +18,7 @@ import sodeep
 from sodeep.training import (
     TrainConfig,
     TrainingInterrupted,
+    _read_state,
     gradient_mismatch,
     mean_deviation,
     state_path,
@@ -241,24 +241,32 @@ def test_sigterm_saves_too(tmp_path, monkeypatch):
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-def test_killed_run_resumes_to_the_same_weights(tmp_path):
-    """kill -9 at any moment: the last state is whole."""
-    out = tmp_path / "killed"
-    code = (
-        "import sodeep, sys\n"
-        f"sodeep.train_sorter(sodeep.TrainConfig(**{tiny(steps=2000, validate_every=1).to_dict()!r}), out=sys.argv[1])"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code, str(out)])
-    while not state_path(out).exists():
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.kill()
-    process.wait()
-    from sodeep.training import _read_state
+@pytest.mark.parametrize("changes", [{}, {"ema": 0.9}])
+def test_killed_run_resumes_to_the_same_weights(tmp_path, changes):
+    """kill -9 in the middle of step 4: step 3 is done again, from the state that step 2 left."""
+    whole = train_sorter(tiny(**changes), out=tmp_path / "whole")
+    code = f"""
+import os, signal, sys
+import sodeep
+from sodeep import training
 
-    tensors, header = _read_state(state_path(out))
-    assert header["step"] >= 1
-    assert all(t.isfinite().all() for t in tensors.values())
+objective = training._Run.objective
+
+def killed(run, scores, generator):
+    if run.step == 3 and generator is run.generator:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return objective(run, scores, generator)
+
+training._Run.objective = killed
+sodeep.train_sorter(sodeep.TrainConfig(**{tiny(**changes).to_dict()!r}), out=sys.argv[1])
+"""
+    out = tmp_path / "killed"
+    assert subprocess.run([sys.executable, "-c", code, str(out)]).returncode == -signal.SIGKILL
+    assert not out.exists()
+    assert _read_state(state_path(out))[1]["step"] == 2
+    resumed = train_sorter(out=out, resume=True)
+    assert resumed.steps == 6
+    assert_same_weights(weights(whole.sorter), weights(resumed.sorter))
 
 
 def test_in_a_thread_signals_are_left_alone():

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import warnings
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from torch import Tensor, nn
 
 from sodeep._checks import readable
 from sodeep._lists import Lists, as_relevance, prepare
+from sodeep._precision import full_precision
 
 __all__ = [
     "ListStats",
@@ -17,9 +20,18 @@ __all__ = [
     "Loss",
     "UndefinedListWarning",
     "as_relevance",
+    "check_range",
+    "loss_function",
     "mean_over_defined",
+    "optional",
     "prepare",
 ]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Check = Callable[..., Any]
+"""``check(value, name=...)`` of `sodeep._checks`: gives the value to go on with, or raises."""
 
 
 class ListStats(NamedTuple):
@@ -56,24 +68,69 @@ def mean_over_defined(
         warnings.warn(
             f"0 of {defined.numel()} lists have {needs}: the loss is a constant 0 for this batch.",
             UndefinedListWarning,
-            stacklevel=4,  # the caller of the loss: this, the loss and its decorator are in between
+            stacklevel=5,  # the caller of the loss: this, the loss and its two wrappers are in between
         )
     return (loss, ListStats(defined.numel(), count)) if return_stats else loss
+
+
+def loss_function(*together: Check, **checks: Check) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorator of every loss: says what its options must be, and runs it in full precision.
+
+    The options are checked when the loss is called and, by `check_options`, when its Module is built.
+
+    Args:
+        together: ``check(**options)`` of several options at once, after each alone.
+        checks: what each option must be.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        parameters = inspect.signature(function).parameters.values()
+        defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty}
+        run = full_precision(function)
+
+        def check_options(given: Mapping[str, Any]) -> dict[str, Any]:
+            checked = {
+                name: checks[name](value, name=name) if name in checks else value for name, value in given.items()
+            }
+            for check in together:
+                check(**{**defaults, **checked})
+            return checked
+
+        @functools.wraps(function)
+        def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+            return run(*args, **check_options(kwargs))
+
+        wrapper.check_options = check_options  # type: ignore[attr-defined]
+        return wrapper
+
+    return decorate
+
+
+def check_range(low: float, high: float, **_: object) -> None:
+    """An interval that is not empty."""
+    if not low < high:
+        raise ValueError(f"`low` must be below `high`, got low={low} and high={high}.")
+
+
+def optional(check: Check) -> Check:
+    """The same check, for an option that may be None."""
+    return lambda value, name: None if value is None else check(value, name=name)
 
 
 class Loss(nn.Module):
     """A loss function with its keyword arguments stored: the Module form of every loss.
 
     A subclass sets `function` and calls `super().__init__(name=value, ...)` with that function's keyword arguments,
-    which become attributes. A sorter among them so becomes a submodule, which ``.to(device)`` moves, and is frozen: an
-    optimiser that is handed the loss finds nothing to train.
+    which are checked and become attributes. A sorter among them so becomes a submodule, which ``.to(device)`` moves,
+    and is frozen: an optimiser that is handed the loss finds nothing to train.
     """
 
     function: Callable[..., Any]
-    """The loss as a pure function: ``function = staticmethod(x_loss)``."""
+    """The loss as a pure function: ``function = staticmethod(x_loss)``, a `loss_function`."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
+        options = type(self).function.check_options(options)  # type: ignore[attr-defined]
         self._options = tuple(options)
         for name, value in options.items():
             if isinstance(value, nn.Module):
@@ -83,7 +140,8 @@ class Loss(nn.Module):
     def forward(self, scores: Tensor, *target: Tensor, where: Tensor | None = None, **extra: Any) -> Any:
         """The loss of `scores` (..., N) against a target of the same shape; see the function of the same name.
 
-        The target may go by its name there (`relevant=`, say), and `where` may be the third argument.
+        The target may go by its name there (`relevant=`, say), and `where` may be the third argument. What else that
+        function takes can be given as well, such as ``return_stats=True``.
         """
         if len(target) > 1:
             *target, where = target  # type: ignore[assignment]

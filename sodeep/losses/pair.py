@@ -29,21 +29,16 @@ Example:
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sodeep._checks import check_at_least, check_choice, check_positive, compiling, describe, readable
-from sodeep._precision import full_precision
-from sodeep.losses._common import Lists, Loss, mean_over_defined, prepare
+from sodeep._checks import check_at_least, check_choice, check_number, check_positive, compiling, readable
+from sodeep.losses._common import Lists, Loss, check_range, loss_function, mean_over_defined, optional, prepare
 
 MINING = ("all", "semihard", "hard")
-
-
-def _check_number(value: float, name: str) -> None:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not abs(value) < float("inf"):
-        raise ValueError(f"`{name}` must be a finite number, got {describe(value)}.")
 
 
 def _has_both(lists: Lists) -> Tensor:
@@ -59,6 +54,16 @@ def _mean_over_both(values: Tensor, lists: Lists, scores: Tensor, return_stats: 
 def _mean(x: Tensor, mask: Tensor) -> Tensor:
     """Mean over the last axis of the entries in `mask`; 0 where it has none."""
     return torch.where(mask, x, 0.0).sum(-1) / mask.sum(-1).clamp(min=1)
+
+
+@torch.no_grad()
+def _bound(x: Tensor) -> Tensor:
+    """Exponents of finite scores, which may be infinite, brought back in place: inf - inf is NaN.
+
+    Their gradient is as if they had stayed where they were.
+    """
+    end = torch.finfo(x.dtype).max / 8
+    return x.clamp_min_(-end).clamp_max_(end)
 
 
 class _LogSumExp(torch.autograd.Function):
@@ -163,7 +168,7 @@ def _softplus(x: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@full_precision
+@loss_function(pos_margin=check_number, neg_margin=check_number)
 def contrastive_loss(
     scores: Tensor,
     relevant: Tensor,
@@ -206,8 +211,6 @@ def contrastive_loss(
         >>> contrastive_loss(scores, relevant)  # [0.9 - 0.7] + [0.8 - 0.6]; the two others are far enough
         tensor(0.4000)
     """
-    _check_number(pos_margin, "pos_margin")
-    _check_number(neg_margin, "neg_margin")
     lists = prepare(scores, relevant, where)
     s, positive, negative, _ = lists
     with torch.no_grad():  # once it is known which hinges are active, their means are linear in the scores
@@ -219,7 +222,7 @@ def contrastive_loss(
     return mean_over_defined(values, (positive | negative).any(-1), scores, return_stats, needs="a real item")
 
 
-@full_precision
+@loss_function(margin=check_positive, mining=partial(check_choice, choices=MINING))
 def triplet_loss(
     scores: Tensor,
     relevant: Tensor,
@@ -268,8 +271,6 @@ def triplet_loss(
         >>> triplet_loss(scores, relevant, mining="hard")  # 0.8 and 0.3 against 0.7
         tensor(0.3500)
     """
-    check_positive(margin, "margin")
-    check_choice(mining, MINING, "mining")
     lists = prepare(scores, relevant, where)
     s, positive, negative, _ = lists
     if mining == "hard":
@@ -331,7 +332,7 @@ def _active_triplets(lists: Lists, margin: float, semihard: bool) -> tuple[Tenso
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@full_precision
+@loss_function(temperature=check_positive)
 def nt_xent_loss(
     scores: Tensor,
     relevant: Tensor,
@@ -372,14 +373,13 @@ def nt_xent_loss(
         >>> nt_xent_loss(scores, relevant, temperature=1.0)  # log(1 + 2 / e)
         tensor(0.5514)
     """
-    check_positive(temperature, "temperature")
     lists = prepare(scores, relevant, where)
-    s = lists.scores / temperature
+    s = _bound(lists.scores / temperature)
     below = _softplus(_logsumexp(s, lists.negative).unsqueeze(-1) - s)
     return _mean_over_both(_mean(below, lists.positive), lists, scores, return_stats)
 
 
-@full_precision
+@loss_function()
 def n_pairs_loss(scores: Tensor, relevant: Tensor, *, where: Tensor | None = None, return_stats: bool = False) -> Any:
     """Multi-class N-pairs: ``mean_{p in P} log(1 + sum_{n in N} e^{s_n - s_p})`` for a list.
 
@@ -407,7 +407,7 @@ def n_pairs_loss(scores: Tensor, relevant: Tensor, *, where: Tensor | None = Non
     return nt_xent_loss(scores, relevant, temperature=1.0, where=where, return_stats=return_stats)
 
 
-@full_precision
+@loss_function(temperature=check_positive)
 def nca_loss(
     scores: Tensor,
     relevant: Tensor,
@@ -445,14 +445,13 @@ def nca_loss(
         >>> nca_loss(torch.zeros(1, 4), torch.tensor([[True, False, False, False]]))  # log 4
         tensor(1.3863)
     """
-    check_positive(temperature, "temperature")
     lists = prepare(scores, relevant, where)
-    s = lists.scores if temperature == 1 else lists.scores / temperature
+    s = lists.scores if temperature == 1 else _bound(lists.scores / temperature)
     values = _log_ratio(s, lists)  # log(1 + N/P): nothing cancels when the positives are far ahead
     return _mean_over_both(values, lists, scores, return_stats)
 
 
-@full_precision
+@loss_function(margin=check_number)
 def lifted_structure_loss(
     scores: Tensor,
     relevant: Tensor,
@@ -495,7 +494,6 @@ def lifted_structure_loss(
         >>> lifted_structure_loss(torch.tensor([[-0.5, -1.0]]), torch.tensor([[True, False]]))  # hinge 0.5 - 1 + 1
         tensor(0.5000)
     """
-    _check_number(margin, "margin")
     lists = prepare(scores, relevant, where)
     s, positive, negative, _ = lists
     of_p, of_n = _logsumexp_of_sides(torch.where(positive, -s, s), positive, negative)
@@ -503,7 +501,10 @@ def lifted_structure_loss(
     return _mean_over_both(values, lists, scores, return_stats)
 
 
-@full_precision
+STEEPNESS = {"alpha": check_positive, "beta": check_positive, "base": check_number}
+
+
+@loss_function(**STEEPNESS)
 def binomial_deviance_loss(
     scores: Tensor,
     relevant: Tensor,
@@ -544,7 +545,6 @@ def binomial_deviance_loss(
         >>> binomial_deviance_loss(torch.tensor([[0.5, 0.5]]), torch.tensor([[True, False]]))  # 2 log 2
         tensor(1.3863)
     """
-    _check_steepness(alpha, beta, base)
     lists = prepare(scores, relevant, where)
     _, positive, negative, _ = lists
     deviance = _softplus(_exponent(lists, alpha, beta, base))
@@ -552,19 +552,13 @@ def binomial_deviance_loss(
     return mean_over_defined(values, (positive | negative).any(-1), scores, return_stats, needs="a real item")
 
 
-def _check_steepness(alpha: float, beta: float, base: float) -> None:
-    check_positive(alpha, "alpha")
-    check_positive(beta, "beta")
-    _check_number(base, "base")
-
-
 def _exponent(lists: Lists, alpha: float, beta: float, base: float) -> Tensor:
     """The exponents: alpha (base - s) for positives, beta (s - base) for the others."""
     above = lists.scores - base
-    return torch.where(lists.positive, -alpha * above, beta * above)
+    return _bound(torch.where(lists.positive, -alpha * above, beta * above))
 
 
-@full_precision
+@loss_function(**STEEPNESS)
 def bin_lifted_loss(
     scores: Tensor,
     relevant: Tensor,
@@ -610,7 +604,6 @@ def bin_lifted_loss(
         >>> bin_lifted_loss(torch.tensor([[0.5, 0.5]]), torch.tensor([[True, False]]))  # log 2 (1/4 + 1/100)
         tensor(0.1802)
     """
-    _check_steepness(alpha, beta, base)
     lists = prepare(scores, relevant, where)
     _, positive, negative, _ = lists
     x = _exponent(lists, alpha, beta, base)
@@ -622,7 +615,7 @@ def bin_lifted_loss(
     return _mean_over_both(values, lists, scores, return_stats)
 
 
-@full_precision
+@loss_function(**STEEPNESS, epsilon=optional(check_number))
 def multi_similarity_loss(
     scores: Tensor,
     relevant: Tensor,
@@ -671,9 +664,6 @@ def multi_similarity_loss(
         >>> multi_similarity_loss(scores, relevant)  # log 2 (1/2 + 1/50): 0.1 is too easy to be kept
         tensor(0.3604)
     """
-    _check_steepness(alpha, beta, base)
-    if epsilon is not None:
-        _check_number(epsilon, "epsilon")
     lists = prepare(scores, relevant, where)
     s, positive, negative, _ = lists
     x = _exponent(lists, alpha, beta, base)
@@ -695,7 +685,7 @@ def multi_similarity_loss(
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@full_precision
+@loss_function(check_range, num_bins=partial(check_at_least, low=1), low=check_number, high=check_number)
 def histogram_loss(
     scores: Tensor,
     relevant: Tensor,
@@ -747,11 +737,6 @@ def histogram_loss(
         >>> histogram_loss(scores, ~relevant)
         tensor(1.)
     """
-    check_at_least(num_bins, 1, "num_bins")
-    _check_number(low, "low")
-    _check_number(high, "high")
-    if not low < high:
-        raise ValueError(f"`low` must be below `high`, got low={low} and high={high}.")
     lists = prepare(scores, relevant, where)
     s, positive, negative, _ = lists
     place = ((s - low) * (num_bins / (high - low))).clamp(0, num_bins)

@@ -20,7 +20,7 @@ it, and freeze it: an optimiser that is handed the loss finds nothing to train.
 
 from __future__ import annotations
 
-import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -31,14 +31,14 @@ from sodeep._checks import (
     check_choice,
     check_device,
     check_finite,
+    check_number,
     check_same_shape,
     check_scores,
     check_where,
-    describe,
 )
-from sodeep._precision import full_precision, working_dtype
-from sodeep.losses._common import Loss, mean_over_defined, prepare
-from sodeep.ranks import RankFunction, apply_rank_fn, exact_rank
+from sodeep._precision import working_dtype
+from sodeep.losses._common import Loss, loss_function, mean_over_defined, prepare
+from sodeep.ranks import RankFunction, apply_rank_fn, check_rank_fn, exact_rank
 
 
 class SpearmanStats(NamedTuple):
@@ -54,7 +54,11 @@ class SpearmanStats(NamedTuple):
     """The value term, before its weight."""
 
 
-@full_precision
+@loss_function(
+    rank_fn=check_rank_fn,
+    value_weight=partial(check_number, low=0),
+    value_loss=partial(check_choice, choices=("l1", "mse")),
+)
 def spearman_loss(
     scores: Tensor,
     target: Tensor,
@@ -99,9 +103,6 @@ def spearman_loss(
         >>> spearman_loss(torch.tensor([0.3, 0.1, 0.2]), torch.tensor([1.0, 2.0, 3.0]), rank_fn=exact_rank)
         tensor(0.2222)
     """
-    if not isinstance(value_weight, (int, float)) or not 0 <= value_weight < math.inf:
-        raise ValueError(f"`value_weight` must be a finite number of at least 0, got {describe(value_weight)}.")
-    check_choice(value_loss, ("l1", "mse"), "value_loss")
     x, y, real = _prepare_regression(scores, target, where)
     ranks = apply_rank_fn(rank_fn, x, where=None if where is None else real)
     n = real.sum(-1, keepdim=True).clamp(min=1)
@@ -121,7 +122,7 @@ def spearman_loss(
     return loss, SpearmanStats(len(x), (low < high).sum(), rank_term.detach(), value_term.detach())
 
 
-@full_precision
+@loss_function(rank_fn=check_rank_fn, form=partial(check_choice, choices=("ap", "rank_sum")))
 def map_loss(
     scores: Tensor,
     relevant: Tensor,
@@ -171,7 +172,6 @@ def map_loss(
         >>> map_loss(scores, relevant, rank_fn=exact_rank, form="rank_sum")  # (1/3 + 3/3) / 2
         tensor(0.6667)
     """
-    check_choice(form, ("ap", "rank_sum"), "form")
     x, positive, negative, *_ = prepare(scores, relevant, where)
     real = positive | negative
     ranks = apply_rank_fn(rank_fn, x, where=None if where is None else real)
@@ -184,7 +184,7 @@ def map_loss(
     return mean_over_defined(_mean_of_real(terms, positive), positive.any(-1), x, return_stats)
 
 
-@full_precision
+@loss_function(rank_fn=check_rank_fn, margin=partial(check_number, low=0), hardest=partial(check_at_least, low=1))
 def recall_loss(
     scores: Tensor,
     relevant: Tensor,
@@ -227,9 +227,6 @@ def recall_loss(
         >>> recall_loss(scores, relevant, rank_fn=exact_rank)  # 0.2 + 2/4 - 1/4
         tensor(0.4500)
     """
-    if not isinstance(margin, (int, float)) or not 0 <= margin < math.inf:
-        raise ValueError(f"`margin` must be a finite number of at least 0, got {describe(margin)}.")
-    check_at_least(hardest, 1, "hardest")
     x, positive, negative, *_ = prepare(scores, relevant, where)
     real = positive | negative
     ranks = apply_rank_fn(rank_fn, x, where=None if where is None else real)
@@ -252,20 +249,18 @@ class SpearmanLoss(Loss):
 
     Args:
         rank_fn: scores (..., n) -> ranks (..., n). A module becomes a submodule and is frozen.
-        value_weight, value_loss, return_stats: as of `spearman_loss`.
+        value_weight, value_loss: as of `spearman_loss`.
 
     Example:
         >>> from sodeep.ranks import laplace_rank
         >>> SpearmanLoss(laplace_rank, value_weight=0.1)
-        SpearmanLoss(rank_fn=laplace_rank, value_weight=0.1, value_loss='l1', return_stats=False)
+        SpearmanLoss(rank_fn=laplace_rank, value_weight=0.1, value_loss='l1')
     """
 
     function = staticmethod(spearman_loss)
 
-    def __init__(
-        self, rank_fn: RankFunction, *, value_weight: float = 0.0, value_loss: str = "l1", return_stats: bool = False
-    ) -> None:
-        super().__init__(rank_fn=rank_fn, value_weight=value_weight, value_loss=value_loss, return_stats=return_stats)
+    def __init__(self, rank_fn: RankFunction, *, value_weight: float = 0.0, value_loss: str = "l1") -> None:
+        super().__init__(rank_fn=rank_fn, value_weight=value_weight, value_loss=value_loss)
 
 
 class MAPLoss(Loss):
@@ -273,7 +268,7 @@ class MAPLoss(Loss):
 
     Args:
         rank_fn: scores (..., n) -> ranks (..., n). A module becomes a submodule and is frozen.
-        form, return_stats: as of `map_loss`.
+        form: as of `map_loss`.
 
     Example:
         >>> from sodeep.ranks import laplace_rank
@@ -283,8 +278,8 @@ class MAPLoss(Loss):
 
     function = staticmethod(map_loss)
 
-    def __init__(self, rank_fn: RankFunction, *, form: str = "ap", return_stats: bool = False) -> None:
-        super().__init__(rank_fn=rank_fn, form=form, return_stats=return_stats)
+    def __init__(self, rank_fn: RankFunction, *, form: str = "ap") -> None:
+        super().__init__(rank_fn=rank_fn, form=form)
 
 
 class RecallLoss(Loss):
@@ -292,15 +287,13 @@ class RecallLoss(Loss):
 
     Args:
         rank_fn: scores (..., n) -> ranks (..., n). A module becomes a submodule and is frozen.
-        margin, hardest, return_stats: as of `recall_loss`.
+        margin, hardest: as of `recall_loss`.
     """
 
     function = staticmethod(recall_loss)
 
-    def __init__(
-        self, rank_fn: RankFunction, *, margin: float = 0.2, hardest: int = 1, return_stats: bool = False
-    ) -> None:
-        super().__init__(rank_fn=rank_fn, margin=margin, hardest=hardest, return_stats=return_stats)
+    def __init__(self, rank_fn: RankFunction, *, margin: float = 0.2, hardest: int = 1) -> None:
+        super().__init__(rank_fn=rank_fn, margin=margin, hardest=hardest)
 
 
 def _prepare_regression(scores: Tensor, target: Tensor, where: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -25,14 +25,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sodeep._checks import check_at_least, check_positive, compiling, describe
-from sodeep._precision import full_precision
-from sodeep.losses._common import Lists, Loss, mean_over_defined, prepare
+from sodeep._checks import (
+    check_at_least,
+    check_number,
+    check_positive,
+    compiling,
+    describe,
+    is_whole,
+    traces_no_gradient,
+)
+from sodeep.losses._common import Lists, Loss, check_range, loss_function, mean_over_defined, optional, prepare
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The walk over (query, relevant item) pairs
@@ -245,6 +253,8 @@ def _per_query(operator: _Operator, lists: Lists, *options: Any) -> Tensor:
     scores = lists.scores
     if lists.masked:
         scores = scores.masked_fill(~(lists.positive | lists.negative), -torch.inf)
+    if traces_no_gradient(scores):
+        return operator(scores, lists.positive, *options)[0]
     value: Tensor = _PerQuery.apply(operator, scores, lists.positive, *options)[0]  # type: ignore[no-untyped-call]
     return value
 
@@ -264,7 +274,7 @@ def _with_self(lists: Lists) -> Lists:
 # The losses
 
 
-@full_precision
+@loss_function(tau=check_positive)
 def smooth_ap_loss(
     scores: Tensor,
     relevant: Tensor,
@@ -314,7 +324,6 @@ def smooth_ap_loss(
         >>> bool(scores.grad[0] > 0)  # the irrelevant item should go down
         True
     """
-    check_positive(tau, "tau")
     lists = prepare(scores, relevant, where)
     items = _with_self(lists) if include_self else lists
     ap = _per_query(_smooth_ap, items, tau)
@@ -330,7 +339,7 @@ class SmoothAPLoss(Loss):
         super().__init__(tau=tau, include_self=include_self)
 
 
-@full_precision
+@loss_function(check_range, num_bins=partial(check_at_least, low=2), low=check_number, high=check_number)
 def quantized_ap_loss(
     scores: Tensor,
     relevant: Tensor,
@@ -384,9 +393,6 @@ def quantized_ap_loss(
         >>> print(f"{loss:.4f}")
         0.7048
     """
-    check_at_least(num_bins, 2, "num_bins")
-    if not -float("inf") < low < high < float("inf"):
-        raise ValueError(f"`low` must be below `high` and both finite, got low={low!r} and high={high!r}.")
     lists = prepare(scores, relevant, where)
     items = _with_self(lists) if include_self else lists
     ap = _per_query(_quantized_ap, items, num_bins, low, high)
@@ -402,7 +408,7 @@ class QuantizedAPLoss(Loss):
         super().__init__(num_bins=num_bins, low=low, high=high, include_self=include_self)
 
 
-@full_precision
+@loss_function(num_bins=partial(check_at_least, low=1))
 def fast_ap_loss(
     scores: Tensor,
     relevant: Tensor,
@@ -444,7 +450,6 @@ def fast_ap_loss(
         >>> bool(fast_ap_loss(scores, relevant) == quantized_ap_loss(scores, relevant, num_bins=11))
         True
     """
-    check_at_least(num_bins, 1, "num_bins")
     return quantized_ap_loss(scores, relevant, num_bins=num_bins + 1, where=where, return_stats=return_stats)
 
 
@@ -457,7 +462,15 @@ class FastAPLoss(Loss):
         super().__init__(num_bins=num_bins)
 
 
-@full_precision
+@loss_function(
+    tau=check_positive,
+    rho=check_positive,
+    delta=check_positive,
+    offset=optional(check_number),
+    calibration=partial(check_number, low=0),
+    positive_margin=check_number,
+    negative_margin=check_number,
+)
 def sup_ap_loss(
     scores: Tensor,
     relevant: Tensor,
@@ -511,7 +524,8 @@ def sup_ap_loss(
 
     Raises:
         TypeError, ValueError: for scores, relevance or a mask of a wrong dtype, shape or device, scores that are not
-            finite, or a `tau`, `rho` or `delta` that is not positive.
+            finite, a `tau`, `rho` or `delta` that is not positive, a negative `calibration`, or another option that
+            is not a finite number.
         NotImplementedError: when a second derivative is taken.
 
     References:
@@ -523,9 +537,6 @@ def sup_ap_loss(
         >>> print(f"{sup_ap_loss(scores, relevant, calibration=0):.4f} {sup_ap_loss(scores, relevant):.4f}")
         0.0000 0.0500
     """
-    check_positive(tau, "tau")
-    check_positive(rho, "rho")
-    check_positive(delta, "delta")
     if offset is None:
         offset = _sup_ap_offset(tau, delta)
     lists = prepare(scores, relevant, where)
@@ -572,7 +583,16 @@ def _mean_where(mask: Tensor, values: Tensor) -> Tensor:
     return (values * mask).sum(1) / mask.sum(1).clamp(min=1)
 
 
-@full_precision
+def _check_cuts(k: int | Iterable[int], name: str) -> int | tuple[int, ...]:
+    """One cut-off, or several."""
+    if is_whole(k):
+        return check_at_least(k, 1, name)  # type: ignore[arg-type]
+    if not isinstance(k, Iterable) or not (cuts := tuple(k)):
+        raise ValueError(f"`{name}` must be a whole number of at least 1, or several, got {describe(k)}.")
+    return tuple(check_at_least(cut, 1, name) for cut in cuts)
+
+
+@loss_function(k=_check_cuts, tau_rank=check_positive, tau_k=check_positive)
 def recall_at_k_loss(
     scores: Tensor,
     relevant: Tensor,
@@ -620,12 +640,6 @@ def recall_at_k_loss(
         0.8808 0.5000
     """
     ks = [k] if isinstance(k, int) else list(k)
-    if not ks:
-        raise ValueError(f"`k` must be a whole number of at least 1, or several, got {describe(k)}.")
-    for cut in ks:
-        check_at_least(cut, 1, "k")
-    check_positive(tau_rank, "tau_rank")
-    check_positive(tau_k, "tau_k")
     lists = prepare(scores, relevant, where)
     recall = _per_query(_recall_at_k, lists, ks, tau_rank, tau_k)
     return mean_over_defined(1 - recall, lists.positive.sum(1) > 0, lists.scores, return_stats)
@@ -637,4 +651,4 @@ class RecallAtKLoss(Loss):
     function = staticmethod(recall_at_k_loss)
 
     def __init__(self, k: int | Iterable[int] = (1, 2, 4, 8, 16), tau_rank: float = 0.01, tau_k: float = 1.0) -> None:
-        super().__init__(k=k if isinstance(k, int) else tuple(k), tau_rank=tau_rank, tau_k=tau_k)
+        super().__init__(k=k, tau_rank=tau_rank, tau_k=tau_k)

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from sodeep._checks import check_device, check_finite, check_positive, check_same_shape, check_scores, check_where
-from sodeep._precision import full_precision, working_dtype
-from sodeep.losses._common import Loss, mean_over_defined
-from sodeep.ranks import RankFunction, apply_rank_fn, sigmoid_rank
+from sodeep._precision import working_dtype
+from sodeep.losses._common import Loss, loss_function, mean_over_defined, optional
+from sodeep.ranks import RankFunction, apply_rank_fn, check_rank_fn, sigmoid_rank
 
 
-@full_precision
+@loss_function(tau=check_positive, rank_fn=optional(check_rank_fn), semantic_rank_fn=optional(check_rank_fn))
 def asp_loss(
     scores: Tensor,
     semantic: Tensor,
@@ -72,7 +72,6 @@ def asp_loss(
         >>> print(f"{asp_loss(scores, semantic, rank_fn=exact_rank):.4f}")  # ratios 1/4, 1/3, 1, 3/4
         0.4167
     """
-    check_positive(tau, "tau")
     check_scores(scores)
     check_scores(semantic, "semantic")
     check_same_shape(semantic, scores, "semantic", "scores")

@@ -9,9 +9,8 @@ A name is one of
 * ``module:attribute``, a loss of your own: a callable, or a class that takes no arguments;
 * ``A+B``, the sum of two or more of these, of which the weight of all but the first is tuned.
 
->>> contender("spearman:laplace").grid(rates=(0.001, 0.008))
-[{'lr': 0.001, 'value_weight': 0.1}, {'lr': 0.001, 'value_weight': 1.0},
- {'lr': 0.008, 'value_weight': 0.1}, {'lr': 0.008, 'value_weight': 1.0}]
+>>> contender("smooth-ap").grid(rates=(0.001, 0.008))
+[{'lr': 0.001, 'tau': 0.01}, {'lr': 0.001, 'tau': 0.05}, {'lr': 0.008, 'tau': 0.01}, {'lr': 0.008, 'tau': 0.05}]
 >>> contender("mse").grid(rates=(0.001, 0.008))
 [{'lr': 0.001}, {'lr': 0.002}, {'lr': 0.004}, {'lr': 0.008}]
 """
@@ -32,7 +31,7 @@ from torch import Tensor, nn
 
 from sodeep import losses as losses_
 from sodeep.checkpoint import list_sorters, load_sorter
-from sodeep.ranks import RankFunction, blackbox_rank, laplace_rank, sigmoid_rank
+from sodeep.ranks import RankFunction, blackbox_rank, laplace_rank, sigmoid_rank, straight_through
 from sodeep.tasks.base import Loss, Task
 
 FORMS = {
@@ -138,13 +137,19 @@ LOSSES: dict[str, Contender] = {
 """Losses that need no rank function."""
 
 RANK_LOSSES: dict[str, Contender] = {
-    "spearman": Contender(losses_.SpearmanLoss, ("value_weight", (0.1, 1.0)), form="target"),
+    # values and ranks both, as the regression is judged by both; the weight matters less than the learning rate
+    "spearman": Contender(functools.partial(losses_.SpearmanLoss, value_weight=0.1), form="target"),
     "map": Contender(losses_.MAPLoss, ("form", ("ap", "rank_sum"))),
     "recall": Contender(losses_.RecallLoss, ("margin", (0.05, 0.2))),
 }
 """Losses on a rank function, written LOSS:RANK."""
 
-RANKS: dict[str, RankFunction] = {"laplace": laplace_rank, "sigmoid": sigmoid_rank, "blackbox": blackbox_rank}
+RANKS: dict[str, RankFunction] = {
+    "laplace": laplace_rank,
+    "sigmoid": sigmoid_rank,
+    "blackbox": blackbox_rank,
+    "straight-through": straight_through(laplace_rank),
+}
 """Rank functions that need no training. Any shipped sorter, sorter file or ``module:attribute`` is one too."""
 
 
@@ -168,7 +173,8 @@ def _metric_learning(name: str, **fixed: Any) -> Callable[..., Loss]:
 
 
 PEERS: dict[str, tuple[str, Contender]] = {
-    "torchsort": ("torchsort", Contender(_torchsort, ("regularization_strength", (0.1, 1.0)), form="target")),
+    "torchsort": ("torchsort", Contender(_torchsort, form="target")),
+    "torchsort-0.1": ("torchsort", Contender(functools.partial(_torchsort, 0.1), form="target")),
     **{
         name: ("pytorch_metric_learning", Contender(_metric_learning(theirs), own, form="embeddings"))
         for name, theirs, own in (
