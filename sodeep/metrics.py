@@ -47,7 +47,8 @@ from sodeep._checks import (
 )
 from sodeep._lists import prepare
 from sodeep._precision import full_precision, working_dtype
-from sodeep.ranks import _sort, exact_rank
+from sodeep._sort import ascending
+from sodeep.ranks import exact_rank
 
 
 class UndefinedMetricWarning(UserWarning):
@@ -390,7 +391,7 @@ class _Order(NamedTuple):
 
     @classmethod
     def of(cls, scores: Tensor, relevant: Tensor, real: Tensor) -> _Order:
-        scores, index = _sort((-scores).masked_fill(~real, torch.inf))
+        scores, index = ascending((-scores).masked_fill(~real, torch.inf))
         relevant = relevant.gather(-1, index)
         n = scores.shape[-1]
         position = torch.arange(n, device=scores.device)

@@ -706,6 +706,22 @@ def test_sorter_files_are_rank_functions(tmp_path):
         assert not any(weight.requires_grad for weight in loss.parameters())
 
 
+def test_a_plus_in_the_name_of_a_file_is_no_sum(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sodeep.save_sorter("my+file.safetensors", sodeep.build_sorter("gru-sum"))
+    scores = torch.rand(3, 5)
+    for name, number in {
+        "map:my+file.safetensors": 1,
+        "bce+map:my+file.safetensors": 2,
+        "map:my+file.safetensors+smooth-ap": 2,
+        f"map:{tmp_path}/my+file.safetensors+recall:laplace": 2,
+    }.items():
+        terms = contender(name).terms({"lr": 0.1, **({"weight": 0.1} if number == 2 else {})}, "relevant")
+        assert len(terms) == number
+        for _, _, loss in terms:
+            assert loss(scores, torch.rand(3, 5) < 0.6).isfinite()
+
+
 def test_padding_leaves_the_ranks_of_the_others_alone():
     x = torch.tensor([[0.3, 0.9, 0.1], [0.5, 0.5, 0.5]])
     ranks = PaddedRank(sodeep.exact_rank, 7)(x)
@@ -757,6 +773,15 @@ def test_unknown_names_name_the_choices():
         "bce+smoothap": r"^`loss` must be one of .*, got 'smoothap'\.$",
         "map:quick": r"^`loss` must have a rank function after the colon: laplace, sigmoid, blackbox.*, a sorter file "
         r"\(\.safetensors\) or module:attribute, got 'quick'\.$",
+        **{
+            name: rf"^`loss` must name a rank function for {loss}, got '{name}'\. Write {loss}:laplace, or {loss}:RANK "
+            r"with RANK one of laplace, sigmoid, blackbox.*, a sorter file or module:attribute\.$"
+            for loss in ("spearman", "map", "recall")
+            for name in (loss, f"{loss}:")
+        },
+        "mse+spearman": r"^`loss` must name a rank function for spearman, got 'spearman'\. Write spearman:laplace, ",
+        "map:laplace+recall": r"^`loss` must name a rank function for recall, got 'recall'\. Write recall:laplace, ",
+        "map:laplace+smoothap": r"^`loss` must have a rank function after the colon: .*, got 'laplace\+smoothap'\.$",
         "peer:nobody": r"^`loss` must be one of peer:torchsort, .*, got 'peer:nobody'\.$",
     }.items():
         with pytest.raises(ValueError, match=pattern):

@@ -227,16 +227,22 @@ def contender(name: str) -> Contender:
     """The loss of a name.
 
     Raises:
-        ValueError: unknown name, with the choices; a peer that is not installed; a module without that attribute.
+        ValueError: unknown name, with the choices; a rank loss without its rank function; a peer that is not
+            installed; a module without that attribute.
     """
-    names = name.split("+")
+    names = terms_of(name)
     if len(names) > 1:
         parts = tuple(contender(part) for part in names)
         return Contender(parts[0].build, ("weight", (0.1, 1.0)), parts[0].form, parts)
     if name in LOSSES:
         return LOSSES[name]
     prefix, colon, rest = name.partition(":")
-    if colon and prefix in RANK_LOSSES:
+    if prefix in RANK_LOSSES:
+        if not rest:
+            raise ValueError(
+                f"`loss` must name a rank function for {prefix}, got {name!r}. Write {prefix}:laplace, or "
+                f"{prefix}:RANK with RANK one of {', '.join(_rank_names())}, a sorter file or module:attribute."
+            )
         loss = RANK_LOSSES[prefix]
         return Contender(functools.partial(loss.build, rank_function(rest)), loss.own, loss.form)
     if colon and prefix == "peer":
@@ -252,10 +258,26 @@ def contender(name: str) -> Contender:
     )
 
 
+def terms_of(name: str) -> list[str]:
+    """The names in A+B. A plus in the name of a sorter file is no sum: what follows it is neither a loss nor X:Y.
+
+    >>> terms_of("bce+spearman:runs/a+b.safetensors+map:laplace")
+    ['bce', 'spearman:runs/a+b.safetensors', 'map:laplace']
+    """
+    first, *others = name.split("+")
+    terms = [first]
+    for part in others:
+        if ":" in terms[-1] and ":" not in part and part not in LOSSES and part not in RANK_LOSSES:
+            terms[-1] += f"+{part}"
+        else:
+            terms.append(part)
+    return terms
+
+
 def default_losses(task: type[Task]) -> list[str]:
     """The losses of the task that can be had: one on a shipped sorter is left out where that is not installed."""
     known = {"", *_rank_names()}
-    return [loss for loss in task.losses if all(part.partition(":")[2] in known for part in loss.split("+"))]
+    return [loss for loss in task.losses if all(part.partition(":")[2] in known for part in terms_of(loss))]
 
 
 def rank_function(name: str) -> RankFunction:
