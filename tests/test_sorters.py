@@ -265,6 +265,31 @@ def test_set_sorter_is_a_soft_rank_before_any_training(n: int) -> None:
     assert (build_sorter("set")(scores) - exact).abs().mean() < 0.02 * n
 
 
+@pytest.mark.parametrize(("name", "n", "limit"), [("lstm", 30, 0.02), ("lstm", 100, 0.01), ("lstm-large", 30, 0.02)])
+def test_lstm_that_counts_is_a_soft_rank_before_any_training(name: str, n: int, limit: float) -> None:
+    scores = torch.cat([normal(20, n), normal(20, n, seed=1).exp(), normal(20, n, seed=2).round()])
+    exact = (
+        1
+        + (scores.unsqueeze(-2) > scores.unsqueeze(-1)).sum(-1)
+        + 0.5 * ((scores.unsqueeze(-2) == scores.unsqueeze(-1)).sum(-1) - 1)
+    )
+    with torch.no_grad():
+        assert (build_sorter(name, n)(scores) - exact).abs().mean() < limit * n
+
+
+def test_lstm_starts_as_published_when_told_so() -> None:
+    torch.manual_seed(0)
+    random = build_sorter("lstm", 5, start="random", hidden=8)
+    torch.manual_seed(0)
+    published = nn.LSTM(1, 8, 2, batch_first=True, bidirectional=True)
+    torch.testing.assert_close(random.rnn.state_dict(), published.state_dict(), rtol=0, atol=0)
+    counting = build_sorter("lstm", 5, hidden=8)
+    assert [tuple(t.shape) for t in counting.parameters()] == [tuple(t.shape) for t in random.parameters()]
+    message = "^`start` must be one of counting, random, got 'sorted'.$"
+    with pytest.raises(ValueError, match=message):
+        build_sorter("lstm", 5, start="sorted")
+
+
 def test_set_sorter_has_first_and_second_derivatives() -> None:
     sorter = small_sorter("set", gradient="values", frequencies=[3, 4], condition=4).double().freeze()
     scores = normal(2, 6, dtype=torch.float64).requires_grad_()
