@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from sodeep._checks import readable
 
@@ -15,6 +16,18 @@ def ascending(x: Tensor) -> tuple[Tensor, Tensor]:
         return torch.sort(x)
     order = _cpu_order(x)
     return x.gather(-1, order), order
+
+
+def order_of_whole(x: Tensor) -> Tensor:
+    """Small whole numbers in the order of the whole numbers `x` (..., n) along the last axis, equal where those are.
+
+    Floats cannot stand for them: float64 makes one number of 2^53 and 2^53 + 1.
+    """
+    if x.dtype not in (torch.int32, torch.int64):  # of few bits, or none that torch can sort
+        return x
+    y, order = torch.sort(x)
+    steps = pad((y[..., 1:] != y[..., :-1]).cumsum(-1), (1, 0))
+    return torch.zeros_like(steps).scatter(-1, order, steps)
 
 
 def _cpu_order(x: Tensor) -> Tensor:

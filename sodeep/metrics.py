@@ -47,7 +47,7 @@ from sodeep._checks import (
 )
 from sodeep._lists import prepare
 from sodeep._precision import full_precision, working_dtype
-from sodeep._sort import ascending
+from sodeep._sort import ascending, order_of_whole
 from sodeep.ranks import exact_rank
 
 
@@ -519,13 +519,14 @@ def _compare_orders(
 ) -> Tensor:
     """Check, and apply `metric` to both score lists and the mask of real items."""
     check_scores(scores)
-    if isinstance(other, Tensor) and not other.is_floating_point() and not other.is_complex():
-        other = other.to(_wide(scores))
-    check_scores(other, other_name)
+    whole = isinstance(other, Tensor) and not other.is_floating_point() and not other.is_complex()
+    check_scores(other.to(_wide(scores)) if whole else other, other_name)
     check_same_shape(other, scores, other_name, "scores")
     check_device(other, scores, other_name, "scores")
     where = check_where(where, scores)
     check_finite(scores, where)
+    if whole:
+        other = order_of_whole(other).to(_wide(scores))
     check_finite(other, where, other_name)
     real = torch.ones_like(scores, dtype=torch.bool) if where is None else where
     n = scores.shape[-1]

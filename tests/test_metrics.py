@@ -192,6 +192,28 @@ def test_asp_against_a_loop(values):
         np.testing.assert_allclose(value, expected, rtol=0, atol=1e-12)
 
 
+WHOLE = torch.tensor([2**53 + 1, 2**53, -(2**63), 2**63 - 1, 2**53 + 2, 2**53, 2**63 - 2])
+"""Beyond what float64 tells apart, with one pair of equals."""
+ORDER = torch.tensor([3.0, 2, 1, 6, 4, 2, 5])
+
+
+@pytest.mark.parametrize("metric", [spearman_corr, asp])
+def test_whole_numbers_beyond_float64_have_their_order(metric):
+    scores = torch.randn(3, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    where = torch.arange(7) < torch.tensor([[7], [6], [5]])
+    for mask in (None, where):
+        expected = metric(scores, ORDER.expand(3, 7), mask)
+        torch.testing.assert_close(metric(scores, WHOLE.expand(3, 7), mask), expected, rtol=0, atol=0)
+    assert metric(ORDER, WHOLE) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+def test_whole_numbers_of_any_size(dtype):
+    scores, target = torch.tensor([0.3, 0.1, 0.2, 0.4]), torch.tensor([1, 0, 1, 0])
+    for metric in (spearman_corr, asp):
+        assert metric(scores, target.to(dtype)) == metric(scores, target.float())
+
+
 def test_asp_of_the_published_example():
     # ranks 1 3 2 5 4 and 3 1 4 5 2 (DAA supplement): 1/3, 1/3, 2/4, 5/5, 2/4
     semantic, similarity = -torch.tensor([1.0, 3, 2, 5, 4], dtype=F64), -torch.tensor([3.0, 1, 4, 5, 2], dtype=F64)

@@ -15,6 +15,7 @@ PACKAGE = Path(sodeep.__file__).parent
 ORDER = [
     "_checks",
     "_precision",
+    "_sort",
     "_lists",
     "_labels",
     "ranks",

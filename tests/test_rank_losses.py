@@ -358,6 +358,24 @@ def test_bad_options():
             call()
 
 
+WHOLE = torch.tensor([2**53 + 1, 2**53, -(2**63), 2**63 - 1, 2**53 + 2, 2**53, 2**63 - 2])
+"""Beyond what float64 tells apart, with one pair of equals."""
+ORDER = torch.tensor([3.0, 2, 1, 6, 4, 2, 5])
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_whole_targets_beyond_float64_have_their_order(generator, masked):
+    scores = torch.randn(4, 7, generator=generator, dtype=torch.float64)
+    where = torch.rand(4, 7, generator=generator) < 0.7 if masked else None
+    loss = partial(spearman_loss, scores, rank_fn=laplace_rank, where=where)
+    torch.testing.assert_close(loss(WHOLE.expand(4, 7)), loss(ORDER.expand(4, 7)), rtol=0, atol=0)
+    pair, order = torch.tensor([[2**53, 2**53 + 1]]), torch.tensor([[0.0, 1.0]])
+    expected = spearman_loss(scores[:1, :2], order, rank_fn=laplace_rank)  # defined: they differ
+    torch.testing.assert_close(spearman_loss(scores[:1, :2], pair, rank_fn=laplace_rank), expected, rtol=0, atol=0)
+    value = spearman_loss(scores[:1, :2], pair, rank_fn=laplace_rank, value_weight=1.0)
+    assert value > 2.0**52  # the value term sees the numbers themselves
+
+
 @pytest.mark.parametrize("rank_fn", ["laplace", None, torch.nn.Linear])
 def test_rank_fn_that_cannot_be_called(rank_fn):
     scores, relevant = torch.tensor([0.1, 0.5]), torch.tensor([True, False])

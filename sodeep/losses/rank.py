@@ -37,6 +37,7 @@ from sodeep._checks import (
     check_where,
 )
 from sodeep._precision import working_dtype
+from sodeep._sort import order_of_whole
 from sodeep.losses._common import Loss, loss_function, mean_over_defined, prepare
 from sodeep.ranks import RankFunction, apply_rank_fn, check_rank_fn, exact_rank
 
@@ -103,11 +104,11 @@ def spearman_loss(
         >>> spearman_loss(torch.tensor([0.3, 0.1, 0.2]), torch.tensor([1.0, 2.0, 3.0]), rank_fn=exact_rank)
         tensor(0.2222)
     """
-    x, y, real = _prepare_regression(scores, target, where)
+    x, y, order, real = _prepare_regression(scores, target, where)
     ranks = apply_rank_fn(rank_fn, x, where=None if where is None else real)
     n = real.sum(-1, keepdim=True).clamp(min=1)
-    error = ((ranks.to(x.dtype) - exact_rank(y, where=real).to(x.dtype)) / n).square()
-    low, high = y.masked_fill(~real, torch.inf).amin(-1), y.masked_fill(~real, -torch.inf).amax(-1)
+    error = ((ranks.to(x.dtype) - exact_rank(order, where=real).to(x.dtype)) / n).square()
+    low, high = order.masked_fill(~real, torch.inf).amin(-1), order.masked_fill(~real, -torch.inf).amax(-1)
     needs = "two items with different targets"
     if scores.shape[-1] == 1 and scores.numel() > 1:  # what nn.Linear(d, 1) gives
         needs += " (lists of one item: did you mean scores.squeeze(-1) and target.squeeze(-1)?)"
@@ -296,23 +297,24 @@ class RecallLoss(Loss):
         super().__init__(rank_fn=rank_fn, margin=margin, hardest=hardest)
 
 
-def _prepare_regression(scores: Tensor, target: Tensor, where: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Checked scores, targets and mask as (Q, n); scores in float32 or wider; masked items hold 0."""
+def _prepare_regression(scores: Tensor, target: Tensor, where: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Checked scores, targets, floats in the order of the targets, and mask, as (Q, n); masked items hold 0."""
     check_scores(scores)
-    if isinstance(target, Tensor) and not target.is_floating_point() and not target.is_complex():
-        target = target.double()  # float32 would make one rank of 10^12 + 1 and 10^12 + 2
-    check_scores(target, "target")
+    whole = isinstance(target, Tensor) and not target.is_floating_point() and not target.is_complex()
+    values = target.double() if whole else target
+    check_scores(values, "target")
     check_same_shape(target, scores, "target", "scores")
     check_device(target, scores, "target", "scores")
     where = check_where(where, scores)
     check_finite(scores, where)
-    check_finite(target, where, "target")
-    x, y = scores.to(working_dtype(scores)), target.to(working_dtype(target))
+    check_finite(values, where, "target")
+    x, y = scores.to(working_dtype(scores)), values.to(working_dtype(values))
+    order = order_of_whole(target).double() if whole else y
     if where is not None:
-        x, y = x.masked_fill(~where, 0), y.masked_fill(~where, 0)
+        x, y, order = (z.masked_fill(~where, 0) for z in (x, y, order))
     real = torch.ones_like(scores, dtype=torch.bool) if where is None else where
     n = scores.shape[-1]
-    return x.reshape(-1, n), y.reshape(-1, n), real.reshape(-1, n)
+    return x.reshape(-1, n), y.reshape(-1, n), order.reshape(-1, n), real.reshape(-1, n)
 
 
 def _mean_of_real(values: Tensor, real: Tensor) -> Tensor:
