@@ -99,16 +99,18 @@ def test_a_run_of_numpys_numbers_is_that_of_pythons(tmp_path):
             lr=real(0.125),
             ema=real(0.5),
             distributions={"normal": real(1.5)},
-            sorter_config={"hidden": whole(8), "frequencies": [whole(4)], "smoothness": real(2.5)},
+            sorter_config={"condition": whole(8), "frequencies": [whole(4)], "smoothness": real(2.5)},
         )
 
     own, numpys = config(int, float), config(np.int64, np.float32)
     assert numpys == own
     assert repr(numpys) == repr(own)
     assert sodeep.train_sorter(numpys, out=tmp_path / "s").steps == 2
-    sodeep.save_sorter(tmp_path / "s", sodeep.build_sorter("set", hidden=np.int64(8)), training={"e": np.float32(0.5)})
+    sodeep.save_sorter(
+        tmp_path / "s", sodeep.build_sorter("set", condition=np.int64(8)), training={"e": np.float32(0.5)}
+    )
     loaded = sodeep.load_sorter(tmp_path / "s")
-    assert loaded.config["hidden"] == 8
+    assert loaded.config["condition"] == 8
     assert loaded.trained == {"e": 0.5}
 
 

@@ -231,7 +231,7 @@ def test_evaluate_json_to_stdout_and_picture(run, tmp_path):
 
 @pytest.mark.parametrize(
     "args",
-    [("--batch-size", 10**13), ("--sorter-config", f"hidden={10**13}"), ("--sorter", "mlp", "--seq-len", 10**10)],
+    [("--batch-size", 10**13), ("--sorter-config", f"condition={10**13}"), ("--sorter", "mlp", "--seq-len", 10**10)],
 )
 def test_more_than_there_is_memory_for_is_no_traceback(run, args):
     fails(run("train-sorter", *TINY, *args), "There is not enough memory for this: ")
