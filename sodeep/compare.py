@@ -7,7 +7,7 @@ their differences to a baseline are paired.
 
 A `Run` is one training, or the test of the best of them. Runs are kept in a folder:
 
-* ``comparison.json``: what is compared, so that nothing else is mixed in.
+* ``comparison.json``: what is compared, and checksums of the sorters, so that nothing else is mixed in.
 * ``runs.jsonl``: one run a line (`Run.to_json`), appended when it is done. A line that was cut off is not read.
 * ``details/*.npz``: arrays for pictures of the tested runs; `Run.details` names the file, relative to the folder.
 
@@ -440,7 +440,9 @@ def compare(
     path = None if data is None else os.fspath(data)
     loaded = _task(task, path, seeds[0], place, **options)  # wrong data end here, not in a worker
     folder = Path(out)
-    _claim(folder, {"task": task, "data": loaded.data_name, "epochs": epochs, "batch_size": batch_size})
+    what = {"task": task, "data": loaded.data_name, "epochs": epochs, "batch_size": batch_size}
+    marks = {loss: _sorter_mark(entry, kind) for loss, entry in contenders.items()}
+    _claim(folder, what, {loss: mark for loss, mark in marks.items() if mark is not None})
     work = {
         (loss, seed): [
             _Job(task, path, loss, seed, settings, str(folder), epochs, place, options)
@@ -473,22 +475,44 @@ def _device(device: str) -> str:
     return device
 
 
-def _claim(folder: Path, what: dict[str, Any]) -> None:
-    """Make the folder, or check that the comparison in it is this one."""
+def _sorter_mark(entry: Contender, kind: type[Task]) -> int | None:
+    """A checksum of the weights of the sorters in a loss: a file of the same name may hold another sorter by now."""
+    try:
+        terms = [term for _, _, term in entry.terms(entry.grid(kind.rates)[0], kind.accepts[0])]
+    except Exception:  # of a loss, whoever wrote it: its runs will tell
+        return None
+    modules = [module for term in terms if isinstance(term, nn.Module) for module in term.modules()]
+    sorters = [module for module in modules if isinstance(module, sodeep.Sorter)]
+    mark = 0
+    for weight in (weight for sorter in sorters for weight in sorter.state_dict().values()):
+        mark = zlib.crc32(weight.cpu().numpy().tobytes(), mark)
+    return mark if sorters else None
+
+
+def _claim(folder: Path, what: dict[str, Any], sorters: dict[str, int]) -> None:
+    """Make the folder, or check that the comparison in it is this one, with the same sorters in its losses."""
     for part in ("details", "weights"):
         (folder / part).mkdir(parents=True, exist_ok=True)
     path = folder / "comparison.json"
-    if not path.exists():
-        versions = {"sodeep": sodeep.__version__, "torch": torch.__version__}
-        write_atomic(path, json.dumps({**what, **versions}, indent=2).encode())
-        return
-    found = json.loads(path.read_text(encoding="utf-8"))
+    found: dict[str, Any] = {**what, "sodeep": sodeep.__version__, "torch": torch.__version__}
+    if path.exists():
+        found = json.loads(path.read_text(encoding="utf-8"))
     for name, value in what.items():
         if found.get(name) != value:
             raise ValueError(
                 f"`out` {folder} holds a comparison with {name} {found.get(name)!r}, not {value!r}. "
                 "Choose another folder, or delete it."
             )
+    known = found.get("sorters", {})
+    for loss, mark in sorters.items():
+        if known.get(loss, mark) != mark:
+            raise ValueError(
+                f"`out` {folder} holds runs of {loss} with another sorter under that name. "
+                "Choose another folder, or delete it."
+            )
+    if not path.exists() or not sorters.keys() <= known.keys():
+        found["sorters"] = {**known, **sorters}
+        write_atomic(path, json.dumps(found, indent=2).encode())
 
 
 def _key(loss: str, seed: int, settings: Mapping[str, Any] | None) -> tuple[str, int, str]:

@@ -16,6 +16,7 @@ import torch
 from click.testing import CliRunner
 from scipy.stats import ttest_rel
 
+import sodeep
 from sodeep import compare as comparing
 from sodeep.cli import main
 from sodeep.compare import Run, compare, read_runs, summarise, text_table
@@ -234,6 +235,24 @@ def test_another_comparison_is_not_mixed_in(finished):
         compare("toy", ["bce"], out=out, epochs=1)
 
 
+def test_another_sorter_under_the_same_name_is_not_mixed_in(tmp_path):
+    file = tmp_path / "my.safetensors"
+    sodeep.save_sorter(file, sodeep.build_sorter("set", frequencies=[4]))
+    given = {"out": tmp_path / "runs", "seeds": 1, "epochs": 1}
+    names = ["mse", f"spearman:{file}"]
+    compare("memorability", ["mse"], **given)
+    runs = compare("memorability", names, **given)
+    assert compare("memorability", names, **given) == runs
+    sodeep.save_sorter(file, sodeep.build_sorter("set", frequencies=[5]))
+    expected = (
+        f"`out` {tmp_path / 'runs'} holds runs of spearman:{file} with another sorter under that name. "
+        "Choose another folder, or delete it."
+    )
+    with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
+        compare("memorability", names, **given)
+    assert len(compare("memorability", ["mse"], **given)) == 5
+
+
 def test_other_data_are_not_mixed_in(tmp_path):
     given = {"out": tmp_path, "seeds": 1, "epochs": 1}
     runs = compare("cross-modal", ["asp"], train_share=0.3, semantic="bleu", **given)
@@ -311,7 +330,7 @@ def test_failures_are_marked_and_the_others_go_on(bad_losses, tmp_path):
     assert [run.loss for run in summary.failed] == [loss for loss in losses for _ in range(4)]
     table = text_table(summary)
     assert re.search(rf"^{losses[0]} +failed$", table, re.MULTILINE)
-    assert f"{losses[0]} (lr=0.0005, seed 0) failed at step 5: the loss is not finite (loss nan, lr " in table
+    assert f"{losses[0]} (lr=0.000333, seed 0) failed at step 5: the loss is not finite (loss nan, lr " in table
     again = compare("memorability", [*losses, "mse"], out=tmp_path / "out", seeds=1, epochs=1)
     assert plain(again) == plain(runs)
 
@@ -321,13 +340,13 @@ def test_a_failed_setting_is_not_chosen(tmp_path, monkeypatch):
 
     def fails_with_the_best(job):
         run = train(job)
-        failed = job.settings["lr"] == 0.005
+        failed = job.settings["lr"] == 0.009
         return Run(**{**vars(run), "status": "failed", "metrics": {}, "failure": _failure(1.0)}) if failed else run
 
     monkeypatch.setattr(comparing, "_train", fails_with_the_best)
     runs = compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1)
     assert [run.status for run in runs] == ["ok", "ok", "ok", "failed", "ok"]
-    assert runs[-1].settings["lr"] != 0.005
+    assert runs[-1].settings["lr"] != 0.009
 
 
 @pytest.mark.parametrize(

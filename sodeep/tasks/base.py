@@ -247,7 +247,7 @@ class Task(ABC):
     epochs: ClassVar[int]
     """Passes over the training split, by default."""
     rates: ClassVar[tuple[float, float]]
-    """Lowest and highest learning rate of the tuning grid of every loss."""
+    """Learning rates that every loss is tuned over; a loss without a hyper-parameter gets one more on either side."""
 
     epsilon: ClassVar[float] = 1e-8
     """Of AdamW, on gradients scaled to norm 1; entries far below it are not blown up."""

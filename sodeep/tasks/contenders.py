@@ -11,8 +11,8 @@ A name is one of
 
 >>> contender("smooth-ap").grid(rates=(0.001, 0.008))
 [{'lr': 0.001, 'tau': 0.01}, {'lr': 0.001, 'tau': 0.05}, {'lr': 0.008, 'tau': 0.01}, {'lr': 0.008, 'tau': 0.05}]
->>> contender("mse").grid(rates=(0.001, 0.008))
-[{'lr': 0.001}, {'lr': 0.002}, {'lr': 0.004}, {'lr': 0.008}]
+>>> contender("mse").grid(rates=(0.001, 0.004))
+[{'lr': 0.00025}, {'lr': 0.001}, {'lr': 0.004}, {'lr': 0.016}]
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Contender:
 
     Attributes:
         build: makes the loss; takes the hyper-parameter that is tuned.
-        own: its name and the two values tried; None: it has none, and more learning rates are tried.
+        own: its name and the two values tried; None: it has none, and more learning rates
+            are tried.
         form: key of `FORMS`; "": that of the task.
         parts: of a sum, its terms; the second and later ones have the tuned "weight".
     """
@@ -60,10 +61,10 @@ class Contender:
     parts: tuple[Contender, ...] = ()
 
     def grid(self, rates: tuple[float, float]) -> list[dict[str, Any]]:
-        """Four settings: both rates with both values of its own; or, without any, four rates over the same range."""
+        """Four settings: both rates with both values of its own; or, without any, one more rate on either side."""
         low, high = rates
         if self.own is None:
-            return [{"lr": float(f"{low * (high / low) ** (i / 3):.3g}")} for i in range(4)]
+            return [{"lr": float(f"{rate:.3g}")} for rate in (low * low / high, low, high, high * high / low)]
         name, values = self.own
         return [{"lr": rate, name: value} for rate in rates for value in values]
 

@@ -51,7 +51,7 @@ class Memorability(Task):
     losses = ("mse", "l1", "spearman:laplace", "spearman:sigmoid", "spearman:blackbox", "spearman:set")
     accepts = ("target",)
     epochs = 40
-    rates = (5e-4, 5e-3)
+    rates = (1e-3, 3e-3)
 
     def __init__(
         self, data: MemorabilityData, seed: int = 0, batch_size: int = BATCH_SIZE, train_share: float = 1.0

@@ -52,7 +52,7 @@ class MultiLabel(Task):
     )
     accepts = ("relevant",)
     epochs = 10
-    rates = (1e-2, 1e-1)
+    rates = (2e-2, 5e-2)
     epsilon = 1e-2  # else n-grams seen a few times move as far as those seen in every batch, and are learned by heart
 
     def __init__(
