@@ -14,6 +14,7 @@ from sodeep._plain_pickle import NotPlainError, read_plain_pickle
 from sodeep.metrics import average_precision
 from sodeep.tasks import layouts
 from sodeep.tasks.layouts import (
+    read_class_folders,
     read_cub,
     read_features,
     read_in_shop,
@@ -628,6 +629,44 @@ def test_mediaeval_errors(tmp_path):
     assert message(read_mediaeval, path, captions) == (
         "captions.txt must have lines of a video, a tab and its caption, or the columns video_id and description, "
         f"in '{tmp_path}'. {MEDIAEVAL_ORIGIN}"
+    )
+
+
+# ---- class folders ---------------------------------------------------------------------------------------------------
+
+FOLDERS = {f"{name}/{i}.PNG": None for name in ("ant", "bee", "cat", "dog") for i in range(2)}
+
+
+def test_class_folders(tmp_path):
+    found = read_class_folders(write(tmp_path / "one", FOLDERS | {"ant/notes.md": "no picture", ".cache/x": ""}))
+    assert [path.parent.name for path in found.train.paths] == ["ant", "ant", "cat", "cat"]
+    assert (found.train.labels, found.queries.labels) == ([0, 0, 1, 1], [2, 2, 3, 3])
+    assert (found.names, found.gallery) == ({0: "ant", 1: "cat", 2: "bee", 3: "dog"}, None)
+    parts = {f"{'train' if name[0] in 'ab' else 'test'}/{name}": content for name, content in FOLDERS.items()}
+    found = read_class_folders(write(tmp_path / "two", parts))
+    assert found.names == {0: "ant", 1: "bee", 2: "cat", 3: "dog"}
+    for name in ("one", "two"):
+        data = only(layouts.RETRIEVAL, tmp_path / name)
+        assert data.split.tolist() == ["train"] * 4 + ["test"] * 4
+        assert data.items.shape == (8, 64, 64, 3)
+
+
+def test_class_folders_errors(tmp_path):
+    missing = message(read_class_folders, tmp_path / "x", error=FileNotFoundError)
+    assert missing == f"`folder` must have a folder of pictures for each class, got '{tmp_path / 'x'}', not there."
+    few = write(tmp_path / "few", {name: None for name in FOLDERS if name < "d"})
+    assert message(read_class_folders, few) == (
+        "`folder` must have two classes or more to train on and two for the test, a folder of pictures each, got 2 and "
+        f"1 in '{few}'."
+    )
+    one = write(tmp_path / "one", FOLDERS)
+    (one / "dog/1.PNG").unlink()
+    assert message(read_class_folders, one) == (
+        f"`folder` must have two pictures or more of each class, got 1 in '{one / 'dog'}'."
+    )
+    both = write(tmp_path / "both", {f"{part}/{name}": None for part in ("train", "test") for name in FOLDERS})
+    assert message(read_class_folders, both) == (
+        f"`folder` must not have a class in train and in test, got 'ant' in '{both}'."
     )
 
 

@@ -5,6 +5,7 @@
 | `read_cub` | Caltech-UCSD Birds-200-2011 | `RetrievalSet` |
 | `read_online_products` | Stanford Online Products | `RetrievalSet` |
 | `read_in_shop` | DeepFashion, In-shop Clothes Retrieval | `RetrievalSet` |
+| `read_class_folders` | your own pictures, a folder for each class | `RetrievalSet` |
 | `read_karpathy` | COCO or Flickr30k captions, Karpathy's splits | `CaptionedImages` |
 | `read_mediaeval` | MediaEval Predicting Media Memorability | `ScoredItems` |
 | `read_voc` | PASCAL VOC 2007 | `LabelledImages` |
@@ -217,6 +218,57 @@ def read_in_shop(folder: StrPath, *, check_files: bool = True) -> RetrievalSet:
 
 
 # ---- captions, scores, several labels --------------------------------------------------------------------------------
+
+
+def read_class_folders(folder: StrPath) -> RetrievalSet:
+    """Your own pictures: a folder for each class.
+
+    Either the classes lie in folders ``train`` and ``test``, and no class in both; or they lie in `folder` itself, and
+    every second one, by name, is for the test.
+
+    Raises:
+        FileNotFoundError: no such folder.
+        ValueError: fewer than four classes, a class of fewer than two pictures, or one that is in both parts.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"`folder` must have a folder of pictures for each class, got '{folder}', not there.")
+    parts = [folder / "train", folder / "test"]
+    if all(part.is_dir() for part in parts):
+        train, test = (sorted(_subfolders(part)) for part in parts)
+    else:
+        classes = sorted(_subfolders(folder))
+        train, test = classes[::2], classes[1::2]
+    pictures = {entry: _pictures_in(entry) for entry in train + test}
+    if len(train) < 2 or len(test) < 2:
+        raise ValueError(
+            f"`folder` must have two classes or more to train on and two for the test, a folder of pictures each, got "
+            f"{len(train)} and {len(test)} in '{folder}'."
+        )
+    for entry, files in pictures.items():
+        if len(files) < 2:
+            raise ValueError(f"`folder` must have two pictures or more of each class, got {len(files)} in '{entry}'.")
+    both = {entry.name for entry in train} & {entry.name for entry in test}
+    if both:
+        raise ValueError(f"`folder` must not have a class in train and in test, got {min(both)!r} in '{folder}'.")
+
+    def items(entries: Sequence[Path], first: int) -> Items:
+        labels = [label for label, entry in enumerate(entries, first) for _ in pictures[entry]]
+        return Items([file for entry in entries for file in pictures[entry]], labels)
+
+    names = {label: entry.name for label, entry in enumerate(train + test)}
+    return RetrievalSet(items(train, 0), items(test, len(train)), None, names)
+
+
+PICTURE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    return [entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+
+
+def _pictures_in(folder: Path) -> list[Path]:
+    return sorted(entry for entry in folder.iterdir() if entry.suffix.lower() in PICTURE_SUFFIXES)
 
 
 def read_karpathy(
@@ -727,6 +779,15 @@ def _memorability(path: Path) -> MemorabilityData:
     return MemorabilityData("MediaEval, short term, from captions", np.array(found.scores), texts=found.captions)
 
 
+def _is_class_folders(path: Path) -> bool:
+    if not path.is_dir() or any(path.glob("*.txt")):  # lists of files: a published set
+        return False
+    parts = [path / "train", path / "test"]
+    places = parts if all(part.is_dir() for part in parts) else [path]
+    classes = [entry for place in places for entry in _subfolders(place)]
+    return len(classes) > 1 and all(_pictures_in(entry) for entry in classes)
+
+
 def _is_table(path: Path) -> bool:
     if path.suffix != ".csv" or not path.is_file():
         return False
@@ -793,6 +854,11 @@ RETRIEVAL: dict[str, Layout] = {
         f"a folder with Eval/list_eval_partition.txt and img/: {_IN_SHOP}",
         lambda path: any((path / part / "list_eval_partition.txt").is_file() for part in ("", "Eval", "Anno")),
         lambda path: _retrieval("In-shop Clothes Retrieval", read_in_shop(path)),
+    ),
+    "class folders": Layout(
+        "your own folder with a folder of pictures for each class, or with train/ and test/ of such folders",
+        _is_class_folders,
+        lambda path: _retrieval(f"{path.name}, classes of the test unseen", read_class_folders(path)),
     ),
     "features": _features_layout(
         "retrieval", lambda name, of, split: RetrievalData(name, of["features"], of["labels"], split)
