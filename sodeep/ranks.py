@@ -48,7 +48,8 @@ from sodeep._precision import full_precision, working_dtype
 from sodeep._sort import ascending
 
 SPREAD_PER_TAU = 6.8
-"""``tau=None`` is the standard deviation of the list over this: ranks stay within 1 % of exact, gradients smooth."""
+"""``tau=None`` is the standard deviation of the list over this: ranks stay within about 1 % of exact, gradients
+smooth."""
 
 BLACKBOX_STEP = 0.25
 """``lam=None`` moves the scores by this many of their standard deviations, in the root mean square over the list.

@@ -360,7 +360,7 @@ def nt_xent_loss(
         return_stats: also return how many lists there were and how many counted (`ListStats`).
 
     Returns:
-        A scalar > 0.
+        A scalar > 0, or 0 where it underflows.
 
     Raises:
         TypeError: `scores` are not floating point, or `where` is not boolean.
@@ -394,7 +394,7 @@ def n_pairs_loss(scores: Tensor, relevant: Tensor, *, where: Tensor | None = Non
         return_stats: also return how many lists there were and how many counted (`ListStats`).
 
     Returns:
-        A scalar > 0.
+        A scalar > 0, or 0 where it underflows.
 
     Raises:
         TypeError: `scores` are not floating point, or `where` is not boolean.
@@ -434,7 +434,7 @@ def nca_loss(
         return_stats: also return how many lists there were and how many counted (`ListStats`).
 
     Returns:
-        A scalar > 0.
+        A scalar > 0, or 0 where it underflows.
 
     Raises:
         TypeError: `scores` are not floating point, or `where` is not boolean.
@@ -534,7 +534,8 @@ def binomial_deviance_loss(
         return_stats: also return how many lists there were and how many counted (`ListStats`).
 
     Returns:
-        A scalar > 0. The two sides do not need each other, so a list is defined as soon as it has a real item.
+        A scalar > 0, or 0 where it underflows. The two sides do not need each other, so a list is defined as soon as
+        it has a real item.
 
     Raises:
         TypeError: `scores` are not floating point, or `where` is not boolean.

@@ -303,8 +303,8 @@ def smooth_ap_loss(
         return_stats: also return how many queries there were and how many had a relevant item (`ListStats`).
 
     Returns:
-        Scalar in [0, 1): the mean over the queries with a relevant item. A query whose items are all relevant has
-        loss 0. With no such query, a zero with zero gradient and an `UndefinedListWarning`.
+        Scalar in [0, 1), up to rounding: the mean over the queries with a relevant item. A query whose items are all
+        relevant has loss 0. With no such query, a zero with zero gradient and an `UndefinedListWarning`.
 
     Raises:
         TypeError, ValueError: for scores, relevance or a mask of a wrong dtype, shape or device, scores that are not
@@ -375,8 +375,8 @@ def quantized_ap_loss(
         return_stats: also return how many queries there were and how many had a relevant item (`ListStats`).
 
     Returns:
-        Scalar in [0, 1): the mean over the queries with a relevant item. A query whose items are all relevant has
-        loss 0. With no such query, a zero with zero gradient and an `UndefinedListWarning`.
+        Scalar in [0, 1), up to rounding: the mean over the queries with a relevant item. A query whose items are all
+        relevant has loss 0. With no such query, a zero with zero gradient and an `UndefinedListWarning`.
 
     Raises:
         TypeError, ValueError: for scores, relevance or a mask of a wrong dtype, shape or device, scores that are not
@@ -435,7 +435,8 @@ def fast_ap_loss(
         return_stats: also return how many queries there were and how many had a relevant item (`ListStats`).
 
     Returns:
-        Scalar in [0, 1): the mean over the queries with a relevant item; undefined queries as in `quantized_ap_loss`.
+        Scalar in [0, 1), up to rounding: the mean over the queries with a relevant item; undefined queries as in
+        `quantized_ap_loss`.
 
     Raises:
         TypeError, ValueError: for scores, relevance or a mask of a wrong dtype, shape or device, scores that are not
