@@ -420,14 +420,12 @@ def compare(
     contenders = {loss: contender(loss) for loss in losses}
     for loss, entry in contenders.items():
         _check_fits(loss, entry, kind)
-    if isinstance(seeds, int):
-        check_at_least(seeds, 1, "seeds")
-        seeds = range(seeds)
-    for seed in seeds:
-        check_at_least(seed, 0, "seeds")
-    epochs = kind.epochs if epochs is None else epochs
-    check_at_least(epochs, 1, "epochs")
-    check_at_least(jobs, 1, "jobs")
+    if not isinstance(seeds, Sequence):
+        seeds = range(check_at_least(seeds, 1, "seeds"))
+    seeds = [check_at_least(seed, 0, "seeds") for seed in seeds]
+    epochs = check_at_least(kind.epochs if epochs is None else epochs, 1, "epochs")
+    batch_size = check_at_least(batch_size, 4, "batch_size")
+    jobs = check_at_least(jobs, 1, "jobs")
     place = _device(device)
     options: dict[str, Any] = {"batch_size": batch_size, "train_share": train_share}
     if semantic is not None:

@@ -146,7 +146,7 @@ def climb(
     check_at_least(n, 2, "n")
     check_at_least(lists, 1, "lists")
     check_positive(lr, "lr")
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(check_at_least(seed, 0, "seed"))
     device = _device_of(rank_fn)
     start = torch.randn(lists, n, generator=generator) if start is None else start
     scores = start.detach().clone().to(device).requires_grad_()
@@ -337,6 +337,7 @@ def evaluate(
         `inversions`, `agreement` with the smoothed exact gradient, `zero_gradient` and `bad_gradient` shares,
         `climb` {steps: Spearman}, `latency_ms` of forward + backward at (256, n).
     """
+    seed = check_at_least(seed, 0, "seed")
     device = _device_of(rank_fn)
 
     def lists_of(weights: Mapping[str, float], length: int) -> Tensor:

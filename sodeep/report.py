@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 import sodeep
 from sodeep.checkpoint import list_sorters, write_atomic
 from sodeep.compare import Cell, Run, Summary, read_runs, summarise
-from sodeep.tasks.contenders import LOSSES, RANK_LOSSES, RANKS, contender
+from sodeep.tasks.contenders import LOSSES, RANK_LOSSES, RANKS, contender, terms_of
 from sodeep.weights import pair_weights
 
 Array = NDArray[Any]
@@ -568,7 +568,7 @@ def _callables(part: _Part, given: Mapping[str, Callable[..., Any]]) -> dict[str
     for name in part.losses:
         if name in given:
             found[name] = given[name]
-        elif all(ours(term) for term in name.split("+")):
+        elif all(ours(term) for term in terms_of(name)):
             terms = contender(name).terms(part.summary.settings[name][0][0], "relevant")
             if all(form == "relevant" for _, form, _ in terms):
                 found[name] = functools.partial(_weighted_sum, terms)

@@ -46,6 +46,7 @@ from sodeep._checks import (
     check_where,
     compiling,
     describe,
+    is_whole,
     readable,
 )
 from sodeep._counting import start_counting
@@ -680,7 +681,7 @@ def need_seq_len(name: str, seq_len: int | None, otherwise: str = "or use a leng
 
 def check_count(value: int, name: str) -> None:
     """A number of things that are built one by one."""
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_COUNT:
+    if not is_whole(value) or not 1 <= value <= MAX_COUNT:
         raise ValueError(f"`{name}` must be a whole number from 1 to {MAX_COUNT}, got {describe(value)}.")
 
 
