@@ -56,7 +56,7 @@ def _set_layer(rnn: nn.RNNBase, layer: int, read: Tensor, thresholds: Tensor, sp
     gaps = thresholds.diff()
     gaps = torch.cat([gaps[:1], gaps, gaps[-1:]]) if count > 1 else torch.ones(2)
     edges = torch.cat([thresholds - gaps[:-1] / 2, thresholds[-1:] + gaps[-1:] / 2])
-    edges[0], edges[-1] = -1e3, 1e3  # the outermost bins are open
+    edges[0], edges[-1] = -1e2, 1e2  # the outermost bins are open
     width = spread * (gaps[:-1] + gaps[1:]) / 2
     softness = spread * gaps / 1.5
     both = torch.cat([thresholds, thresholds])
