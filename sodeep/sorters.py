@@ -602,8 +602,9 @@ class SetSorter(Sorter):
             y = stage(y, where, count)
         # in training, values are fitted on scores without a gradient: that must not move what makes the gradient
         if self.separate_gradient and (x.requires_grad or (self.frozen and torch.is_grad_enabled())):
-            # coordinates in nearly even proportion to the scores, but for far outliers
-            smooth = self.slope(bounded(x, location, 4 * scale), where, count)
+            # coordinates in nearly even proportion to the scores, but for far outliers; no narrower than a tenth of the
+            # standard deviation, or the gradient of a list that is nearly all ties would be huge
+            smooth = self.slope(bounded(x, location, 4 * scale.clamp(min=0.1)), where, count)
             y = y + (smooth - smooth.detach())
         return (count + 1) / (2 * count) - y
 
@@ -625,7 +626,8 @@ def cauchy_fit(x: Tensor, where: Tensor | None, steps: int = 2) -> tuple[Tensor,
         weight = 1 / (1 + square / scale2)
         total = masked_mean(weight, where)
         location = masked_mean(weight * x, where) / total
-        scale2 = masked_mean(weight * square, where) / total + 1e-6
+        spread = masked_mean(weight * square, where) / total
+        scale2 = torch.where(spread > 0, spread + 1e-6, 1.0)  # of a constant list any will do
     return location, scale2**0.5
 
 

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sodeep.losses import spearman_loss
+from sodeep.ranks import laplace_rank
 from sodeep.sorters import SORTERS, Sorter, bounded, build_sorter, cauchy_fit, double_backward, standardise
 
 LENGTH = 40  # the cnn takes lists of 37 and more
@@ -317,12 +319,28 @@ def test_set_sorter_has_the_values_of_its_stages_and_the_gradient_of_its_slope()
     count = torch.full((2, 1), 6.0, dtype=torch.float64)
 
     def smooth(s: torch.Tensor) -> torch.Tensor:
-        return -6 * sorter.slope(bounded((s - centre) / unit, location, 4 * scale), None, count)
+        return -6 * sorter.slope(bounded((s - centre) / unit, location, 4 * scale.clamp(min=0.1)), None, count)
 
     torch.testing.assert_close(gradient, torch.autograd.functional.vjp(smooth, fixed, vectors)[1])
     assert torch.autograd.gradcheck(smooth, (scores,))
     tangents = torch.func.jvp(sorter, (fixed,), (vectors,))[1]
     torch.testing.assert_close(tangents, torch.autograd.functional.jvp(smooth, fixed, vectors)[1])
+
+
+@pytest.mark.parametrize("n", [20, 100, 1000])
+def test_gradient_of_the_set_sorter_where_scores_tie_is_like_that_of_a_handcrafted_rank(n: int) -> None:
+    """A model that starts with constant predictions takes a step of the usual size."""
+    constant, one = torch.zeros(n), torch.zeros(n)
+    one[0] = 1.0
+    target = normal(1, n)[0]
+    for scores in (constant, one):
+        sizes = {}
+        for rank_fn in (build_sorter("set").freeze(), laplace_rank):
+            leaf = scores.clone().requires_grad_()
+            spearman_loss(leaf, target, rank_fn=rank_fn).backward()
+            sizes[rank_fn] = float(leaf.grad.norm())
+        learned, handcrafted = sizes.values()
+        assert handcrafted / 6 < learned < 6 * handcrafted
 
 
 def test_fitting_the_values_of_a_set_sorter_leaves_its_slope_alone() -> None:
