@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from sodeep._checks import check_at_least, check_number, check_positive, readable
 from sodeep._precision import working_dtype
 from sodeep.generators import DEFAULT, check_mixture, draw
-from sodeep.ranks import SPREAD_PER_TAU, exact_rank
-from sodeep.sorters import Sorter, double_backward
-from sodeep.training import gradient_mismatch, recipe
+from sodeep.ranks import exact_rank
+from sodeep.sorters import Sorter
+from sodeep.training import recipe, sorter_loss
 
 
 class RefreshResult(NamedTuple):
@@ -31,7 +31,7 @@ class RefreshResult(NamedTuple):
     after: float
     """The same of the fine-tuned copy."""
     kept: bool
-    """Whether the copy was better, and so took over."""
+    """Whether the copy was better, values and gradient together, and so took over."""
     lists: int
     """How many lists were remembered."""
 
@@ -41,8 +41,8 @@ class RefreshedSorter(nn.Module):
 
     In training mode it remembers the most recent lists, detached, on their device; `refresh`, called between epochs,
     fine-tunes a copy of the current weights on them, mixed half and half with synthetic lists of the same lengths so
-    that what the sorter knew is kept, and takes the new weights over if they rank the remembered lists better. Between
-    calls nothing moves: the weights are frozen, and so is the sorter that was handed in, for good.
+    that what the sorter knew is kept, and takes the new weights over if values and gradient together are better on
+    them. Between calls nothing moves: the weights are frozen, and so is the sorter that was handed in, for good.
 
     The remembered lists are not part of the ``state_dict``. Under torch.compile and torch.func nothing is remembered.
     With several processes, refresh in one and load its ``state_dict`` in the others.
@@ -165,27 +165,28 @@ class RefreshedSorter(nn.Module):
                 rows = torch.randint(len(group), (min(self.batch_size, len(group)),), generator=generator)
                 own = group[rows.to(group.device)]
                 synthetic = draw(self.distributions, len(own), own.shape[-1], generator)
-                vectors = torch.randn(2 * len(own), own.shape[-1], generator=generator).to(own)
                 optimizer.zero_grad()
-                self._objective(student, torch.cat([own, synthetic.to(own)]), vectors).backward()  # type: ignore[no-untyped-call]
+                lists = torch.cat([own, synthetic.to(own)])
+                loss = sorter_loss(student, lists, generator, gradient_weight=self.gradient_weight)
+                loss.backward()  # type: ignore[no-untyped-call]
                 nn.utils.clip_grad_norm_(student.parameters(), 1.0)
                 optimizer.step()
+        kept = self._judged(student, groups) < self._judged(copy.deepcopy(self.sorter).unfreeze(), groups)
         student.freeze()
         before, after = _error(self.sorter, groups), _error(student, groups)
-        if after < before:
+        if kept:
             self.sorter.load_state_dict(student.state_dict())
-        return RefreshResult(before, after, after < before, int(sizes.sum()))
+        return RefreshResult(before, after, kept, int(sizes.sum()))
 
-    def _objective(self, student: Sorter, scores: Tensor, vectors: Tensor) -> Tensor:
-        """L1 on ranks / n, plus the gradient term."""
-        n = scores.shape[-1]
-        scores.requires_grad_()
-        with double_backward():
-            ranks = student(scores)
-        loss = nn.functional.l1_loss(ranks / n, exact_rank(scores) / n)
-        if self.gradient_weight:
-            loss = loss + self.gradient_weight * gradient_mismatch(ranks, scores, vectors, 1 / SPREAD_PER_TAU)
-        return loss
+    def _judged(self, sorter: Sorter, groups: list[Tensor]) -> float:
+        """What it is fitted by, on the remembered lists."""
+        total = 0.0
+        for group in groups:
+            generator = torch.Generator().manual_seed(self.seed)
+            with torch.enable_grad():
+                loss = sorter_loss(sorter.eval(), group, generator, gradient_weight=self.gradient_weight)
+            total += len(group) * float(loss.detach())
+        return total
 
     def extra_repr(self) -> str:
         """The options, for ``print``."""

@@ -43,6 +43,9 @@ VALUE_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 VALIDATION_SEED = 2019
 """The validation lists depend on the config's distributions and lengths alone, so that runs of any seed compare."""
 
+GRADIENT_TAU = 0.25
+"""Width of the smooth rank whose gradient is the target, in the spread of the list."""
+
 RECIPES: dict[str, dict[str, Any]] = {
     "set": {"steps": 3000, "batch_size": 32, "lr": 2e-3, "gradient_weight": 0.01},
 }
@@ -116,7 +119,7 @@ class TrainConfig:
     ema: float = 0.0
     value_loss: str = "l1"
     gradient_weight: float = None  # type: ignore[assignment]
-    gradient_tau: float = 0.25
+    gradient_tau: float = GRADIENT_TAU
     gradient_share: float = 0.25
     distributions: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT))
     scores_file: str | None = None
@@ -389,25 +392,17 @@ class _Run:
 
     def objective(self, scores: Tensor, generator: torch.Generator) -> Tensor:
         """Value loss + gradient_weight x gradient mismatch, on the normalised ranks of `scores` (B, n)."""
-        config, n = self.config, scores.shape[-1]
-        target = exact_rank(scores)
-        value_loss = VALUE_LOSSES[config.value_loss]
-        value = value_loss(self.network(scores) / n, target / n)
-        if config.gradient_weight == 0:
-            return value
-        # by themselves: a second derivative costs, and what makes the gradient only is not to be fitted to the values
-        count = math.ceil(config.gradient_share * len(scores))
-        some = scores[:count].requires_grad_()
-        with double_backward():
-            ranks = self.network(some)
-        # the vectors are residuals, what a Spearman loss will send back: these ranks minus those of another order
-        shuffled = torch.rand(some.shape, generator=generator, device=self.device).argsort(-1)
-        residual = (target[:count] - target[:count].gather(-1, shuffled)) / n
-        # where this is also the gradient of the values, the width that suits 100 items would keep those of a short list
-        # away from its ranks: sharper there, and softly
-        short = 1.0 if self.sorter.separate_gradient else min(1.0, n / 100)
-        mismatch = short**2 * gradient_mismatch(ranks, some, residual, config.gradient_tau * short)
-        return value + config.gradient_weight * mismatch
+        config = self.config
+        return sorter_loss(
+            self.sorter,
+            scores,
+            generator,
+            network=self.network,
+            value_loss=config.value_loss,
+            gradient_weight=config.gradient_weight,
+            gradient_tau=config.gradient_tau,
+            gradient_share=config.gradient_share,
+        )
 
     def advance(self) -> None:
         """One step."""
@@ -566,6 +561,43 @@ class _Run:
         }
 
 
+def sorter_loss(
+    sorter: Sorter,
+    scores: Tensor,
+    generator: torch.Generator,
+    *,
+    gradient_weight: float,
+    gradient_tau: float = GRADIENT_TAU,
+    gradient_share: float = 1.0,
+    value_loss: str = "l1",
+    network: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """What a sorter is fitted by: value loss + gradient_weight x gradient mismatch, on normalised ranks.
+
+    `scores` (B, n) have no gradient, `generator` draws the vectors of the gradient term, `network` is the sorter
+    compiled, and the options are those of `TrainConfig`.
+    """
+    n = scores.shape[-1]
+    ranker = network or sorter
+    target = exact_rank(scores)
+    value = VALUE_LOSSES[value_loss](ranker(scores) / n, target / n)
+    if gradient_weight == 0:
+        return value
+    # by themselves: a second derivative costs, and what makes the gradient only is not to be fitted to the values
+    count = math.ceil(gradient_share * len(scores))
+    some = scores[:count].detach().requires_grad_()
+    with double_backward():
+        ranks = ranker(some)
+    # the vectors are residuals, what a Spearman loss will send back: these ranks minus those of another order
+    shuffled = torch.rand(some.shape, generator=generator, device=generator.device).argsort(-1).to(scores.device)
+    residual = (target[:count] - target[:count].gather(-1, shuffled)) / n
+    # where this is also the gradient of the values, the width that suits 100 items would keep those of a short list
+    # away from its ranks: sharper there, and softly
+    short = 1.0 if sorter.separate_gradient else min(1.0, n / 100)
+    mismatch = short**2 * gradient_mismatch(ranks, some, residual, gradient_tau * short)
+    return value + gradient_weight * mismatch
+
+
 def gradient_mismatch(ranks: Tensor, scores: Tensor, vectors: Tensor, tau: float) -> Tensor:
     """Relative squared difference between the gradients of ranks and of a smooth rank, for given output vectors.
 
@@ -601,9 +633,13 @@ def smooth_rank_vjp(scores: Tensor, vectors: Tensor, tau: float) -> Tensor:
 
     Without cusps, which a network made of smooth functions could not follow.
     """
-    gaps = (scores.unsqueeze(-2) - scores.unsqueeze(-1)) / tau
-    density = torch.exp(-gaps.square() / 2) / (math.sqrt(2 * math.pi) * tau)  # symmetric: of i and j
-    return (density @ vectors.unsqueeze(-1)).squeeze(-1) - density.sum(-1) * vectors
+    result = torch.empty_like(scores)
+    size = max(1, 2**24 // max(1, scores.numel()))  # items at a time
+    for part in (slice(start, start + size) for start in range(0, scores.shape[-1], size)):
+        gaps = (scores.unsqueeze(-2) - scores[..., part].unsqueeze(-1)) / tau
+        density = torch.exp(-gaps.square() / 2) / (math.sqrt(2 * math.pi) * tau)  # symmetric: of i and j
+        result[..., part] = (density @ vectors.unsqueeze(-1)).squeeze(-1) - density.sum(-1) * vectors[..., part]
+    return result
 
 
 def mean_deviation(x: Tensor) -> Tensor:

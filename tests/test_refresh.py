@@ -6,6 +6,8 @@ import re
 import pytest
 import torch
 
+from sodeep.checkpoint import load_sorter
+from sodeep.evaluation import climb
 from sodeep.losses.rank import MAPLoss, SpearmanLoss, map_loss
 from sodeep.ranks import exact_rank
 from sodeep.refresh import RefreshedSorter
@@ -217,3 +219,20 @@ def test_empty_batch_is_nothing_to_remember():
     ranker(torch.zeros(0, 5))
     with pytest.raises(RuntimeError, match="`refresh` must come after lists of two or more items were ranked"):
         ranker.refresh()
+
+
+def test_a_refresh_keeps_the_gradient_of_a_set_sorter():
+    """The second network, which makes the gradient, is fitted to a gradient only."""
+    shipped = load_sorter("set")
+    ranker = RefreshedSorter(shipped, steps=60, batch_size=8)
+    ranker(torch.randn(16, 50, generator=torch.Generator().manual_seed(0)).exp())
+    ranker.refresh()
+    before, after = (climb(sorter, steps=(100,), lists=8)[100] for sorter in (shipped, ranker))
+    assert after > before - 0.002
+
+
+def test_without_a_gradient_term_what_makes_the_gradient_stays():
+    ranker = RefreshedSorter(load_sorter("set"), steps=3, gradient_weight=0.0)
+    ranker(torch.randn(4, 20, generator=torch.Generator().manual_seed(0)))
+    ranker.refresh()
+    torch.testing.assert_close(ranker.sorter.slope.state_dict(), load_sorter("set").slope.state_dict(), rtol=0, atol=0)

@@ -21,6 +21,7 @@ from sodeep.training import (
     _read_state,
     gradient_mismatch,
     mean_deviation,
+    smooth_rank_vjp,
     state_path,
     train_sorter,
 )
@@ -472,6 +473,16 @@ def test_gradient_mismatch_against_a_plain_jacobian():
     assert float(mismatch.detach()) == pytest.approx(expected, rel=1e-9)
     mismatch.backward()
     assert float(net.weight.grad.abs().sum()) > 0
+
+
+def test_the_target_gradient_of_long_lists_is_made_in_parts():
+    scores, vectors = torch.randn(2, 2, 3000, dtype=torch.float64)  # 6,000 x 3,000 pairs: in two parts and in one
+    whole = smooth_rank_vjp(scores, vectors, 0.3)
+    rows = torch.stack([smooth_rank_vjp(x[None], v[None], 0.3)[0] for x, v in zip(scores, vectors, strict=True)])
+    torch.testing.assert_close(whole, rows)
+    some = scores[:1, :50]
+    expected = torch.autograd.functional.vjp(lambda s: normal_rank(s, 0.3), some, vectors[:1, :50])[1]
+    torch.testing.assert_close(smooth_rank_vjp(some, vectors[:1, :50], 0.3), expected)
 
 
 def test_isolated_items_do_not_blow_the_gradient_term_up():
