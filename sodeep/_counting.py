@@ -62,17 +62,20 @@ def _set_layer(rnn: nn.RNNBase, layer: int, read: Tensor, thresholds: Tensor, sp
     both = torch.cat([thresholds, thresholds])
     for direction in ("", "_reverse"):
         into, bias = (getattr(rnn, f"{kind}_ih_l{layer}{direction}") for kind in ("weight", "bias"))
-        for kind in ("weight", "bias"):
-            getattr(rnn, f"{kind}_hh_l{layer}{direction}").zero_()
-        into.zero_()
-        bias.zero_()
-        parts = zip(into.split(rnn.hidden_size), bias.split(rnn.hidden_size), strict=True)
-        (_, input_bias), (_, forget_bias), (candidate, candidate_bias), (output, output_bias) = parts
+        recurrent, recurrent_bias = (getattr(rnn, f"{kind}_hh_l{layer}{direction}") for kind in ("weight", "bias"))
+        # input, forget, candidate and output gate; an odd unit at the end is left random
+        gates = [
+            [part[: 2 * count] for part in tensor.split(rnn.hidden_size)]
+            for tensor in (into, bias, recurrent, recurrent_bias)
+        ]
+        for part in (part for tensor in gates for part in tensor):
+            part.zero_()
+        (_, _, candidate, output), (input_bias, forget_bias, candidate_bias, output_bias) = gates[:2]
         input_bias.fill_(math.log(gate))
         forget_bias.fill_(OPEN)
         slope = torch.cat([1 / width, 1 / width])
-        candidate[: 2 * count] = slope.unsqueeze(1) * read
-        candidate_bias[: 2 * count] = -slope * both
+        candidate.copy_(slope.unsqueeze(1) * read)
+        candidate_bias.copy_(-slope * both)
         slope = torch.cat([1 / softness[:-1], 1 / softness[1:]])
-        output[: 2 * count] = slope.unsqueeze(1) * read
-        output_bias[: 2 * count] = -slope * torch.cat([edges[:-1], edges[1:]])
+        output.copy_(slope.unsqueeze(1) * read)
+        output_bias.copy_(-slope * torch.cat([edges[:-1], edges[1:]]))

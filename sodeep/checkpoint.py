@@ -173,8 +173,9 @@ def load_sorter(name_or_path: str | os.PathLike[str]) -> Sorter:
             what was found and what to do.
     """
     path = _find(name_or_path)
-    header, tensors = _read(path, *_stamp(path))
-    sorter = _restore(path, header, tensors)
+    with torch.inference_mode(False):  # a tensor made in it could never be part of a graph
+        header, tensors = _read(path, *_stamp(path))
+        sorter = _restore(path, header, tensors)
     sorter.trained = json.loads(json.dumps(header["training"]))
     return sorter.freeze()
 
@@ -294,7 +295,10 @@ def import_sodeep2019(path: str | os.PathLike[str]) -> Sorter:
     name, tied = _MODELS_2019[model]
     tensors = {_rename_2019(str(key)): tensor for key, tensor in weights.items() if isinstance(tensor, Tensor)}
     seq_len = int(tensors[tied].shape[-1]) if tied in tensors and tensors[tied].ndim else args.get("seq_len")
-    sorter = _restore(path, {"sorter": name, "config": {"seq_len": seq_len, "normalize": False}}, tensors)
+    config: dict[str, Any] = {"seq_len": seq_len, "normalize": False}
+    if name.startswith("lstm") and name != "lstm-end":
+        config["start"] = "random"
+    sorter = _restore(path, {"sorter": name, "config": config}, tensors)
     sorter.trained = {"source": "sodeep 2019", "scores": _RANGE_2019}
     if seq_len:
         sorter.trained["lengths"] = [seq_len, seq_len]

@@ -62,7 +62,7 @@ def export_sorter(path: str | os.PathLike[str], sorter: Sorter, n: int | None = 
         shape[1] = torch.export.Dim("n", min=2)
     sorter = copy.deepcopy(sorter).freeze()  # or BatchNorm would go on taking its statistics from the batch
     scores = torch.zeros(3, n or 7, device=next(sorter.parameters()).device)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), torch.enable_grad():
         # RNN modules keep their weights in a second, unregistered list
         warnings.filterwarnings("ignore", message=r"The tensor attributes? self\.rnn\._flat_weights")
         program = torch.export.export(sorter, (scores,), dynamic_shapes=(shape,))

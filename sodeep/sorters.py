@@ -111,6 +111,24 @@ def double_backward() -> Iterator[None]:
         torch.backends.cudnn.enabled = enabled
 
 
+@contextlib.contextmanager
+def values_only(sorter: Sorter) -> Iterator[None]:
+    """A context in which the values of a sorter are fitted: a network that only makes its gradient takes no part.
+
+    Example:
+        >>> sorter = build_sorter("set")
+        >>> with values_only(sorter):
+        ...     sorter(torch.tensor([0.3, -1.2, 0.8])).sum().backward()
+        >>> any(weight.grad is not None for weight in sorter.slope.parameters())
+        False
+    """
+    sorter.only_values = True
+    try:
+        yield
+    finally:
+        sorter.only_values = False
+
+
 class Sorter(nn.Module):
     """A network that is a rank function; subclasses implement `network`.
 
@@ -146,11 +164,13 @@ class Sorter(nn.Module):
     separate_gradient: bool = False
     """Whether the gradient is that of another network, `slope`, than the one that makes the values."""
     slope: nn.Module
+    only_values: bool = False
+    """Leave `slope` out: see `values_only`."""
 
     def __init__(self, seq_len: int | None = None, *, normalize: bool = True, **config: Any) -> None:
         super().__init__()
         if seq_len is not None:
-            check_at_least(seq_len, 1, "seq_len")
+            seq_len = check_at_least(seq_len, 1, "seq_len")
         if not isinstance(normalize, bool):
             raise ValueError(f"`normalize` must be True or False, got {describe(normalize)}.")
         self.seq_len = seq_len
@@ -356,8 +376,8 @@ class RecurrentSorter(Sorter):
         hidden = self.published_hidden if hidden is None else hidden
         layers = self.published_layers if layers is None else layers
         check_choice(head_name, ("dense", "item", "sum"), "head")
-        check_at_least(hidden, 1, "hidden")
-        check_count(layers, "layers")
+        hidden = check_at_least(hidden, 1, "hidden")
+        layers = check_count(layers, "layers")
         if head_name == "dense":
             seq_len = need_seq_len(self.name, seq_len, "or head='item' for lists of any length")
         else:
@@ -515,7 +535,7 @@ class MLPSorter(Sorter):
 
     def __init__(self, seq_len: int | None = None, *, hidden: int = 2048, normalize: bool = True) -> None:
         seq_len = need_seq_len(self.name, seq_len)
-        check_at_least(hidden, 1, "hidden")
+        hidden = check_at_least(hidden, 1, "hidden")
         super().__init__(seq_len, normalize=normalize, hidden=hidden)
         self.layers = nn.Sequential(
             nn.Linear(seq_len, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, seq_len)
@@ -541,7 +561,9 @@ class SetSorter(Sorter):
     A function near the exact ranks is steep where items meet and flat elsewhere: its derivative is a poor guide for an
     optimiser. So the gradient is, unless told otherwise, that of one more, much smoother stage over the same scores,
     trained for nothing else (a straight-through estimator): the values are near the exact ranks, the gradient is
-    smooth, and costs little. As with the handcrafted ranks, no gradient flows through the scale of the list.
+    smooth, and costs little. As with the handcrafted ranks, no gradient flows through the scale of the list. A second
+    derivative is that of this stage, at that scale. Where an item lies more than about ten thousand times as far off as
+    the others lie apart, these others get nearly one rank.
 
     Args:
         seq_len: ignored; the network takes any length.
@@ -572,15 +594,14 @@ class SetSorter(Sorter):
                 f"`frequencies` must be a list of whole numbers, one for each stage, got {describe(frequencies)}."
             )
         check_count(len(frequencies), "len(frequencies)")
-        for value in frequencies:
-            check_count(value, "frequencies")
-        check_positive(smoothness, "smoothness")
-        check_at_least(condition, 1, "condition")
+        frequencies = [check_count(value, "frequencies") for value in frequencies]
+        smoothness = check_positive(smoothness, "smoothness")
+        condition = check_at_least(condition, 1, "condition")
         super().__init__(
             None,
             normalize=normalize,
             gradient=gradient,
-            frequencies=list(frequencies),
+            frequencies=frequencies,
             smoothness=smoothness,
             condition=condition,
         )
@@ -600,8 +621,7 @@ class SetSorter(Sorter):
         y = bounded(fixed, location, scale)
         for stage in self.stages:
             y = stage(y, where, count)
-        # in training, values are fitted on scores without a gradient: that must not move what makes the gradient
-        if self.separate_gradient and (x.requires_grad or (self.frozen and torch.is_grad_enabled())):
+        if self.separate_gradient and not self.only_values:
             # coordinates in nearly even proportion to the scores, but for far outliers; no narrower than a tenth of the
             # standard deviation, or the gradient of a list that is nearly all ties would be huge
             smooth = self.slope(bounded(x, location, 4 * scale.clamp(min=0.1)), where, count)
@@ -677,14 +697,14 @@ def need_seq_len(name: str, seq_len: int | None, otherwise: str = "or use a leng
             f"`seq_len` must be given for the {name} sorter, which is tied to one length of list, got None. "
             f"Give it, for example seq_len=100, {otherwise}."
         )
-    check_at_least(seq_len, 1, "seq_len")
-    return seq_len
+    return check_at_least(seq_len, 1, "seq_len")
 
 
-def check_count(value: int, name: str) -> None:
+def check_count(value: int, name: str) -> int:
     """A number of things that are built one by one."""
     if not is_whole(value) or not 1 <= value <= MAX_COUNT:
         raise ValueError(f"`{name}` must be a whole number from 1 to {MAX_COUNT}, got {describe(value)}.")
+    return int(value)
 
 
 SORTERS: dict[str, type[Sorter]] = {

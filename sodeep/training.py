@@ -31,7 +31,7 @@ from sodeep._checks import check_at_least, check_choice, check_free, check_posit
 from sodeep.checkpoint import save_sorter, write_atomic
 from sodeep.generators import DEFAULT, USER, check_mixture, draw, draw_length, read_scores_file
 from sodeep.ranks import exact_rank
-from sodeep.sorters import SORTERS, Sorter, build_sorter, double_backward
+from sodeep.sorters import SORTERS, Sorter, build_sorter, double_backward, values_only
 
 VALUE_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "l1": nn.functional.l1_loss,
@@ -580,10 +580,11 @@ def sorter_loss(
     n = scores.shape[-1]
     ranker = network or sorter
     target = exact_rank(scores)
-    value = VALUE_LOSSES[value_loss](ranker(scores) / n, target / n)
+    with values_only(sorter):
+        value = VALUE_LOSSES[value_loss](ranker(scores) / n, target / n)
     if gradient_weight == 0:
         return value
-    # by themselves: a second derivative costs, and what makes the gradient only is not to be fitted to the values
+    # by themselves: a second derivative costs
     count = math.ceil(gradient_share * len(scores))
     some = scores[:count].detach().requires_grad_()
     with double_backward():

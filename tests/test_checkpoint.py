@@ -796,3 +796,13 @@ def test_import_of_other_files(tmp_path: Path) -> None:
         torch.save(state, path)
         with pytest.raises(ValueError, match=whole(message)):
             import_sodeep2019(path)
+
+
+def test_a_sorter_loaded_in_inference_mode_can_be_trained_through(tmp_path):
+    save_sorter(tmp_path / "s.safetensors", build_sorter("set"))
+    with torch.inference_mode():
+        sorter = load_sorter(tmp_path / "s.safetensors")
+    scores = torch.randn(2, 9, requires_grad=True, generator=torch.Generator().manual_seed(0))
+    for ranker in (sorter, load_sorter(tmp_path / "s.safetensors")):
+        (gradient,) = torch.autograd.grad(ranker(scores).square().sum(), scores)
+        assert gradient.abs().sum() > 0

@@ -54,3 +54,12 @@ def test_a_sorter_in_training_is_exported_as_it_will_be_used(tmp_path):
     program = torch.export.load(tmp_path / "cnn.pt2").module()
     scores = torch.randn(5, 40, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(program(scores), sorter.freeze()(scores))
+
+
+def test_a_program_made_without_gradients_has_one(tmp_path):
+    with torch.no_grad():
+        export_sorter(tmp_path / "s.pt2", build_sorter("set"))
+    program = torch.export.load(tmp_path / "s.pt2").module()
+    scores = torch.randn(2, 9, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    program(scores).square().sum().backward()
+    assert scores.grad.abs().sum() > 0

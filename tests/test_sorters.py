@@ -1,5 +1,6 @@
 import copy
 import io
+import json
 import math
 import pickle
 import re
@@ -11,7 +12,16 @@ from torch import Tensor, nn
 
 from sodeep.losses import spearman_loss
 from sodeep.ranks import laplace_rank
-from sodeep.sorters import SORTERS, Sorter, bounded, build_sorter, cauchy_fit, double_backward, standardise
+from sodeep.sorters import (
+    SORTERS,
+    Sorter,
+    bounded,
+    build_sorter,
+    cauchy_fit,
+    double_backward,
+    standardise,
+    values_only,
+)
 
 LENGTH = 40  # the cnn takes lists of 37 and more
 RECURRENT = [name for name in SORTERS if name.startswith(("lstm", "gru"))]
@@ -327,6 +337,35 @@ def test_set_sorter_has_the_values_of_its_stages_and_the_gradient_of_its_slope()
     torch.testing.assert_close(tangents, torch.autograd.functional.jvp(smooth, fixed, vectors)[1])
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # of torch's jvp itself
+@pytest.mark.parametrize("frozen", [True, False])
+def test_forward_mode_finds_the_gradient_of_a_set_sorter(frozen: bool) -> None:
+    sorter = small_sorter("set").double()
+    sorter = sorter.freeze() if frozen else sorter
+    scores = normal(1, 7, dtype=torch.float64)[0]
+    expected = torch.func.jacrev(sorter)(scores)
+    torch.testing.assert_close(torch.func.jacfwd(sorter)(scores), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.func.jacfwd(sorter)(scores), expected)
+
+
+@pytest.mark.parametrize(("name", "options"), [("lstm", {"hidden": 9, "layers": 1}), ("set", {"condition": 3})])
+def test_numpy_numbers_are_numbers(name: str, options: dict[str, int]) -> None:
+    numpys = {key: np.int64(value) for key, value in options.items()}
+    sorter = build_sorter(name, np.int64(5), **numpys)
+    assert sorter.config == build_sorter(name, 5, **options).config
+    assert json.dumps(sorter.config)
+
+
+def test_a_counting_lstm_of_odd_width_has_one_random_unit() -> None:
+    sorter = build_sorter("lstm", 20, hidden=9)
+    for weight in sorter.rnn.parameters():
+        assert (weight.reshape(4, 9, -1)[:, 8].abs() > 0).all()
+    for counter in (sorter, build_sorter("lstm", 20, hidden=8)):
+        scores = normal(5, 20)
+        torch.testing.assert_close(counter(scores), build_sorter("lstm", 20, hidden=8)(scores), rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("n", [20, 100, 1000])
 def test_gradient_of_the_set_sorter_where_scores_tie_is_like_that_of_a_handcrafted_rank(n: int) -> None:
     """A model that starts with constant predictions takes a step of the usual size."""
@@ -345,7 +384,8 @@ def test_gradient_of_the_set_sorter_where_scores_tie_is_like_that_of_a_handcraft
 
 def test_fitting_the_values_of_a_set_sorter_leaves_its_slope_alone() -> None:
     sorter = small_sorter("set")
-    sorter(normal(2, LENGTH)).square().sum().backward()
+    with values_only(sorter):
+        sorter(normal(2, LENGTH)).square().sum().backward()
     assert all(weight.grad is None for weight in sorter.slope.parameters())
     assert all(weight.grad is not None for weight in sorter.stages.parameters())
 
