@@ -7,7 +7,7 @@ their differences to a baseline are paired.
 
 A `Run` is one training, or the test of the best of them. Runs are kept in a folder:
 
-* ``comparison.json``: what is compared, and checksums of the sorters, so that nothing else is mixed in.
+* ``comparison.json``: what is compared, and checksums of data and sorters, so that nothing else is mixed in.
 * ``runs.jsonl``: one run a line (`Run.to_json`), appended when it is done. A line that was cut off is not read.
 * ``details/*.npz``: arrays for pictures of the tested runs; `Run.details` names the file, relative to the folder.
 
@@ -440,7 +440,8 @@ def compare(
     folder = Path(out)
     what = {"task": task, "data": loaded.data_name, "epochs": epochs, "batch_size": batch_size}
     marks = {loss: _sorter_mark(entry, kind) for loss, entry in contenders.items()}
-    _claim(folder, what, {loss: mark for loss, mark in marks.items() if mark is not None})
+    sorters = {loss: mark for loss, mark in marks.items() if mark is not None}
+    _claim(folder, what, sorters, None if path is None else loaded.checksum)
     work = {
         (loss, seed): [
             _Job(task, path, loss, seed, settings, str(folder), epochs, place, options)
@@ -487,30 +488,36 @@ def _sorter_mark(entry: Contender, kind: type[Task]) -> int | None:
     return mark if sorters else None
 
 
-def _claim(folder: Path, what: dict[str, Any], sorters: dict[str, int]) -> None:
-    """Make the folder, or check that the comparison in it is this one, with the same sorters in its losses."""
-    for part in ("details", "weights"):
-        (folder / part).mkdir(parents=True, exist_ok=True)
+def _claim(folder: Path, what: dict[str, Any], sorters: dict[str, int], data: int | None) -> None:
+    """Make the folder, or check that the comparison in it is this one, with the same sorters and data.
+
+    `sorters` and `data` are checksums; those that an older comparison lacks are added.
+    """
+
+    def refuse(got: str) -> ValueError:
+        return ValueError(f"`out` {folder} holds {got}. Choose another folder, or delete it.")
+
     path = folder / "comparison.json"
     found: dict[str, Any] = {**what, "sodeep": sodeep.__version__, "torch": torch.__version__}
     if path.exists():
-        found = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            found = dict(json.loads(path.read_bytes()))
+        except (TypeError, ValueError):
+            raise refuse("a comparison.json that cannot be read, which says what the runs are of") from None
+    elif (folder / "runs.jsonl").exists():
+        raise refuse("runs without the comparison.json that says what they are of")
     for name, value in what.items():
         if found.get(name) != value:
-            raise ValueError(
-                f"`out` {folder} holds a comparison with {name} {found.get(name)!r}, not {value!r}. "
-                "Choose another folder, or delete it."
-            )
-    known = found.get("sorters", {})
+            raise refuse(f"a comparison with {name} {found.get(name)!r}, not {value!r}")
+    if data is not None and found.setdefault("checksum", data) != data:
+        raise refuse(f"a comparison on other data under the name {what['data']!r}")
+    known = found.setdefault("sorters", {})
     for loss, mark in sorters.items():
-        if known.get(loss, mark) != mark:
-            raise ValueError(
-                f"`out` {folder} holds runs of {loss} with another sorter under that name. "
-                "Choose another folder, or delete it."
-            )
-    if not path.exists() or not sorters.keys() <= known.keys():
-        found["sorters"] = {**known, **sorters}
-        write_atomic(path, json.dumps(found, indent=2).encode())
+        if known.setdefault(loss, mark) != mark:
+            raise refuse(f"runs of {loss} with another sorter under that name")
+    for part in ("details", "weights"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    write_atomic(path, json.dumps(found, indent=2).encode())
 
 
 def _key(loss: str, seed: int, settings: Mapping[str, Any] | None) -> tuple[str, int, str]:

@@ -269,6 +269,51 @@ def test_other_data_are_not_mixed_in(tmp_path):
             compare("cross-modal", ["asp"], **options, **given)
 
 
+def scores_file(path, last="0.5"):
+    path.parent.mkdir(exist_ok=True)
+    rows = [f"{i % 7},{i % 5},{(13 * i) % 40 / 40}" for i in range(40)]
+    path.write_text("\n".join(["a,b,score", *rows, f"1,2,{last}"]))
+    return path
+
+
+def test_other_data_under_the_same_name_are_not_mixed_in(tmp_path):
+    first, second = scores_file(tmp_path / "v1/scores.csv"), scores_file(tmp_path / "v2/scores.csv", last="0.6")
+    given = {"out": tmp_path / "runs", "epochs": 1}
+    runs = compare("memorability", ["mse"], data=first, seeds=1, **given)
+    held = tmp_path / "runs/comparison.json"
+    marked = held.read_bytes()
+    expected = (
+        f"`out` {tmp_path / 'runs'} holds a comparison on other data under the name 'scores'. "
+        "Choose another folder, or delete it."
+    )
+    with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
+        compare("memorability", ["mse"], data=second, seeds=1, **given)
+    moved = scores_file(tmp_path / "v3/scores.csv")  # the same data elsewhere, whichever seed comes first
+    assert len(compare("memorability", ["mse"], data=moved, seeds=[1, 0], **given)) == 10
+    assert held.read_bytes() == marked
+    older = {name: value for name, value in json.loads(marked).items() if name != "checksum"}
+    held.write_text(json.dumps(older))
+    assert compare("memorability", ["mse"], data=first, seeds=1, **given) == runs
+    assert json.loads(held.read_bytes()) == json.loads(marked)
+
+
+@pytest.mark.parametrize(
+    ("content", "got"),
+    [
+        (None, "runs without the comparison.json that says what they are of"),
+        ("", "a comparison.json that cannot be read, which says what the runs are of"),
+        ("3", "a comparison.json that cannot be read, which says what the runs are of"),
+    ],
+)
+def test_runs_that_nothing_is_known_about_are_left_alone(tmp_path, content, got):
+    (tmp_path / "runs.jsonl").touch()
+    if content is not None:
+        (tmp_path / "comparison.json").write_text(content)
+    expected = f"`out` {tmp_path} holds {got}. Choose another folder, or delete it."
+    with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
+        compare("memorability", ["mse"], out=tmp_path)
+
+
 def test_semantic_scores_are_those_of_the_cross_modal_task(tmp_path):
     expected = "`semantic` must not be given for the toy task, which has no semantic scores, got 'bleu'."
     with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):

@@ -5,6 +5,7 @@ import io
 import math
 import re
 import zipfile
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -16,7 +17,7 @@ from sklearn.metrics import average_precision_score
 
 import sodeep
 from sodeep.tasks import TASKS, CrossModalData, MemorabilityData, MultiLabelData, RetrievalData, encoders, memorability
-from sodeep.tasks.base import SPLITS
+from sodeep.tasks.base import SPLITS, checksum
 from sodeep.tasks.contenders import LOSSES, PEERS, RANK_LOSSES, PaddedRank, contender, default_losses, rank_function
 from sodeep.tasks.cross_modal import CrossModal
 from sodeep.tasks.memorability import Memorability
@@ -481,6 +482,21 @@ def test_emoji(tmp_path):
 
 
 # ---- memorability ----------------------------------------------------------------------------------------------------
+
+
+def test_the_checksum_is_of_everything_but_the_name():
+    data = MemorabilityData("a", np.arange(4.0), ["p", "q", "r", "s"], np.eye(4), np.array(["train", "test"] * 2))
+    mark = checksum(data)
+    assert checksum(replace(data, name="b")) == mark
+    others = (
+        {"target": np.arange(4.0)[::-1]},
+        {"target": np.arange(4.0).reshape(2, 2)},
+        {"texts": ["p", "q", "r", "t"]},
+        {"features": None},
+        {"split": None},
+        {"split": data.split[::-1]},
+    )
+    assert len({mark, *(checksum(replace(data, **other)) for other in others)}) == 7
 
 
 class FirstColumn(torch.nn.Module):

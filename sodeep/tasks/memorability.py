@@ -58,7 +58,7 @@ class Memorability(Task):
     ) -> None:
         n = len(data.target)
         split = drawn_split(n, seed) if data.split is None else with_validation(np.asarray(data.split), seed)
-        super().__init__(data.name, split, seed, batch_size, train_share)
+        super().__init__(data, split, seed, batch_size, train_share)
         parts = [] if data.features is None else [np.asarray(data.features, dtype=np.float32)]
         if data.texts is not None:
             kind, vectors = text_features(data.texts, self.index["train"].numpy())
