@@ -125,7 +125,7 @@ def compare(
         )
     except comparing.ComparisonStopped as stop:
         click.echo(f"\n{stop}", err=True)
-        sys.exit(130)
+        sys.exit(128 + stop.signum if stop.signum else 1)
     if progress is not None:
         progress.end()
     click.echo(comparing.text_table(comparing.summarise(runs, baseline)))
@@ -138,6 +138,8 @@ def compare(
         click.echo(f"TensorBoard: tensorboard --logdir {shlex.quote(str(board))}")
     for note in written.notes:
         click.echo(note)
+    if not any(run.stage == "test" and run.status == "ok" for run in runs):
+        raise click.ClickException("No loss could be trained and tested.")
 
 
 def _cores(device: str) -> int:

@@ -32,6 +32,7 @@ import os
 import re
 import signal
 import statistics
+import threading
 import time
 import zlib
 from collections import Counter, deque
@@ -39,7 +40,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -363,7 +366,38 @@ def _device_name(device: str) -> str:
 
 
 class ComparisonStopped(RuntimeError):  # noqa: N818  # as KeyboardInterrupt, it is not an error of the caller
-    """A comparison that ended before it was done; what was done is kept."""
+    """A comparison that ended before it was done; what was done is kept.
+
+    Attributes:
+        signum: the signal that ended it, SIGINT (Ctrl-C) or SIGTERM; 0: a worker process died.
+    """
+
+    def __init__(self, message: str, signum: int = 0) -> None:
+        super().__init__(message)
+        self.signum = signum
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM raise KeyboardInterrupt inside, and are noted: raised in a destructor it would be lost.
+
+    Only the main thread may handle signals; elsewhere they are left alone.
+    """
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        received.append(signum)
+        raise KeyboardInterrupt
+
+    before = {signum: signal.signal(signum, stop) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 def compare(
@@ -410,7 +444,7 @@ def compare(
         ValueError: an unknown task, loss or device, a loss that does not fit the task, data in another layout, a folder
             with another comparison.
         FileNotFoundError: no data there, or no such sorter file.
-        ComparisonStopped: interrupted, or a worker process died. What was done is kept.
+        ComparisonStopped: Ctrl-C or SIGTERM, or a worker process died. What was done is kept.
     """
     check_choice(task, TASKS, "task")
     kind = TASKS[task]
@@ -564,15 +598,18 @@ class _Comparison:
             queue.extend((_train, job) for job in missing)
             if not missing:
                 queue.append(self._test_call(loss, seed))
+        received: list[int] = []
         try:
-            with contextlib.closing(_results(queue, jobs)) as results:
+            with _interruptible() as received, contextlib.closing(_results(queue, jobs)) as results:
                 for run in results:
                     self._keep(run)
+                    if received:
+                        raise KeyboardInterrupt
                     trainings = self.work[run.loss, run.seed]
                     if run.stage == "tuning" and all(self._trained(job) for job in trainings):
                         queue.appendleft(self._test_call(run.loss, run.seed))
         except KeyboardInterrupt:
-            raise ComparisonStopped(self._kept("Stopped")) from None
+            raise ComparisonStopped(self._kept("Stopped"), next(iter(received), signal.SIGINT)) from None
         except BrokenProcessPool:
             reason = "A worker process died, perhaps for want of memory (try fewer jobs)"
             raise ComparisonStopped(self._kept(reason)) from None
@@ -624,7 +661,9 @@ def _results(queue: deque[_Call], jobs: int) -> Generator[Run, None, None]:
         finally:
             torch.set_num_threads(threads)
         return
-    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _one_thread)
+    spawn = multiprocessing.get_context("spawn")
+    theirs, ours = spawn.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(jobs, spawn, _start_worker, (theirs,))
     running: set[Future[Run]] = set()
     try:
         while queue or running:
@@ -633,14 +672,24 @@ def _results(queue: deque[_Call], jobs: int) -> Generator[Run, None, None]:
             ready, running = wait(running, return_when=FIRST_COMPLETED)
             for future in ready:
                 yield future.result()
+    except BaseException:  # of a comparison that stops: what the workers do now would be lost
+        ours.close()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
+        ours.close()
 
 
-def _one_thread() -> None:
-    """In a worker process: Ctrl-C ends it without a word, the parent has one."""
+def _start_worker(parent: Connection) -> None:
+    """In a worker process: Ctrl-C ends it without a word, the parent has one; so does the end of the parent."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     torch.set_num_threads(1)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: Connection) -> None:
+    parent.poll(None)  # nothing is ever sent: until the other end is closed, by the parent or by its death
+    os._exit(1)
 
 
 # ---- statistics ------------------------------------------------------------------------------------------------------
@@ -811,7 +860,7 @@ def _block(summary: Summary, metrics: Sequence[str], with_difference: bool) -> s
             row.append(_difference(cells[0], loss == summary.baseline))
             row.append(f"{1000 * summary.seconds_per_step[loss]:.1f}")
         rows.append(row)
-    widths = [max(len(row[i]) for row in rows if i < len(row)) for i in range(len(rows[0]))]
+    widths = [max(len(row[i]) for row in rows if i < len(row)) for i in range(max(map(len, rows)))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=False)).rstrip() for row in rows]
     return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 

@@ -1,5 +1,6 @@
 """Comparisons: what is trained, chosen, tested and kept; statistics; the command."""
 
+import contextlib
 import json
 import math
 import os
@@ -203,6 +204,21 @@ def test_an_interrupted_comparison_goes_on(tmp_path, monkeypatch):
     assert len(done) == 5
     assert plain(runs) == plain(whole)
     assert plain(sorted(read_runs(out), key=str)) == plain(sorted(runs, key=str))
+
+
+def test_a_signal_that_was_swallowed_ends_a_comparison_too(tmp_path, monkeypatch):
+    train = comparing._train
+
+    def swallows(job):
+        with contextlib.suppress(KeyboardInterrupt):  # as a destructor does
+            signal.raise_signal(signal.SIGTERM)
+        return train(job)
+
+    monkeypatch.setattr(comparing, "_train", swallows)
+    with pytest.raises(comparing.ComparisonStopped, match=r"^Stopped\. 1 of 5 runs are kept") as stop:
+        compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1)
+    assert stop.value.signum == signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_weights_lost_before_the_test_are_trained_again(tmp_path, monkeypatch):
@@ -552,6 +568,16 @@ def test_command(tmp_path):
     assert again.stdout in result.stdout
 
 
+def test_no_tested_run_is_a_failure(bad_losses, tmp_path):
+    options = ["--loss", f"{bad_losses}:raises", "--seeds", 1, "--epochs", 1, "--out", tmp_path / "out"]
+    result = run("memorability", *options)
+    assert result.exit_code == 1
+    assert result.stderr == "Error: No loss could be trained and tested.\n"
+    assert re.search(rf"^{bad_losses}:raises +failed$", result.stdout, re.MULTILINE)
+    assert (tmp_path / "out/report.md").exists()
+    assert run("memorability", *options, "--loss", "mse").exit_code == 0
+
+
 def test_command_writes_for_tensorboard(tmp_path):
     pytest.importorskip("matplotlib")
     out = tmp_path / "my runs"
@@ -639,11 +665,32 @@ def test_mistakes_are_one_message(arguments, expected, tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
-def test_ctrl_c_keeps_what_is_done(tmp_path):
+@pytest.mark.parametrize(("signum", "jobs"), [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGTERM, 2)])
+def test_a_signal_keeps_what_is_done(tmp_path, signum, jobs):
+    with started(tmp_path, jobs) as process:
+        process.send_signal(signum)
+        _, told = process.communicate(timeout=60)  # the workers too have let go of stderr
+    assert process.returncode == 128 + signum
+    assert re.fullmatch(
+        rf"\nStopped\. \d+ of 200 runs are kept in {re.escape(str(tmp_path))}: start again to go on\.\n", told
+    )
+    assert len(read_runs(tmp_path)) >= 1
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_workers_end_with_their_parent(tmp_path):
+    with started(tmp_path, jobs=2) as process:
+        process.kill()
+        process.communicate(timeout=60)  # until no worker holds stderr
+
+
+@contextlib.contextmanager
+def started(out, jobs):
+    """A long comparison in a process of its own, with a first run done."""
     # a process started in the background ignores SIGINT, and so do its children until they say otherwise
     command = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    command += "from sodeep.cli import main; main()"
-    options = ["--loss", "mse", "--seeds", "40", "--epochs", "20", "--jobs", "1", "--out", str(tmp_path)]
+    command += "from sodeep.cli import main\nif __name__ == '__main__':\n    main()"
+    options = ["--loss", "mse", "--seeds", "40", "--epochs", "20", "--jobs", str(jobs), "--out", str(out)]
     process = subprocess.Popen(
         [sys.executable, "-c", command, "compare", "memorability", *options],
         stderr=subprocess.PIPE,
@@ -651,15 +698,12 @@ def test_ctrl_c_keeps_what_is_done(tmp_path):
         text=True,
         cwd=Path(__file__).parents[1],
     )
-    runs = tmp_path / "runs.jsonl"
-    for _ in range(600):
-        if runs.exists() and runs.stat().st_size:
-            break
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert re.fullmatch(
-        rf"\nStopped\. \d+ of 200 runs are kept in {re.escape(str(tmp_path))}: start again to go on\.\n", told
-    )
-    assert len(read_runs(tmp_path)) >= 1
+    runs = out / "runs.jsonl"
+    try:
+        for _ in range(600):
+            if runs.exists() and runs.stat().st_size:
+                break
+            time.sleep(0.1)
+        yield process
+    finally:
+        process.kill()
