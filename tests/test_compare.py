@@ -22,7 +22,7 @@ from sodeep import compare as comparing
 from sodeep.cli import main
 from sodeep.compare import Run, compare, read_runs, summarise, text_table
 from sodeep.tasks import TASKS
-from sodeep.tasks.contenders import contender
+from sodeep.tasks.contenders import RANKS, contender
 
 TINY = {"epochs": 1, "seeds": 2}
 
@@ -566,6 +566,17 @@ def test_command(tmp_path):
     again = run("memorability", *options, "--quiet")
     assert again.exit_code == 0
     assert again.stdout in result.stdout
+
+
+def test_help_names_the_layouts_that_each_task_reads():
+    told = " ".join(CliRunner().invoke(main, ["compare", "--help"], terminal_width=100).output.split())
+    for task, kind in TASKS.items():
+        layouts = getattr(sys.modules[kind.__module__], "LAYOUTS", {})
+        assert (f"--data of {task}:" in told) == bool(layouts)
+        for name, layout in layouts.items():
+            assert f"{name} {' '.join(layout.expects.split())}" in told
+    for rank in RANKS:
+        assert f" {rank}," in told.partition("RANK is")[2]
 
 
 def test_no_tested_run_is_a_failure(bad_losses, tmp_path):

@@ -512,6 +512,16 @@ def test_targets_are_standardised_for_the_losses_only():
     np.testing.assert_allclose(seen, (target[train] - target[train].mean()) / target[train].std(ddof=1), atol=1e-5)
 
 
+def test_equal_predictions_are_fitted_by_the_mean():
+    target = RNG(0).normal(size=100)
+    task = Memorability(MemorabilityData("made up", target, features=np.ones((100, 1))))
+    with pytest.warns(sodeep.metrics.UndefinedMetricWarning, match=r"^spearman_corr is NaN for 1 of 1 lists"):
+        found = task.evaluate(FirstColumn(), "test").metrics
+    val, test = (task.index[split].numpy() for split in ("val", "test"))
+    assert found["Spearman"] == 0
+    np.testing.assert_allclose(found["MAE fitted"], abs(target[test] - target[val].mean()).mean(), rtol=1e-5)
+
+
 def test_memorability_metrics_against_scipy():
     rng = RNG(0)
     features = rng.normal(size=(100, 2)).astype(np.float32)
