@@ -54,7 +54,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import sodeep
-from sodeep._checks import check_at_least, check_choice
+from sodeep._checks import check_at_least, check_choice, describe
 from sodeep.checkpoint import write_atomic
 from sodeep.tasks import TASKS, Task
 from sodeep.tasks.base import BATCH_SIZE
@@ -230,11 +230,11 @@ class _Training:
     def __init__(self, task: Task, loss: Contender, settings: Mapping[str, Any], epochs: int, device: str) -> None:
         self.task = task
         self.model = task.model().to(device)
-        self.terms = loss.terms(settings, task.accepts[0])
-        for _, _, term in self.terms:
-            if isinstance(term, nn.Module):
-                term.to(device)
-        weights = self.model.parameters()
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):  # dropout is the same for all losses
+            self.terms = loss.terms(settings, task.accepts[0])
+        modules = [term.to(device) for _, _, term in self.terms if isinstance(term, nn.Module)]
+        learned = [p for module in modules for p in module.parameters() if p.requires_grad]  # proxies, say
+        self.weights = weights = [*self.model.parameters(), *learned]
         self.optimizer = torch.optim.AdamW(weights, settings["lr"], weight_decay=1e-4, eps=task.epsilon, fused=True)
         self.steps = epochs * sum(1 for _ in task.batches(0))
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self._rate)
@@ -255,7 +255,7 @@ class _Training:
         batches = (batch for epoch in range(self.epochs) for batch in self.task.batches(epoch))
         for step, batch in enumerate(batches, 1):
             if step == min(3, self.steps):  # the first steps allocate what stays
-                with _peak_memory(self.optimizer.param_groups[0]["params"][0].device) as peak:
+                with _peak_memory(self.weights[0].device) as peak:
                     values.append(self._step(step, batch))
                 self.peak_memory = peak()
             else:
@@ -273,13 +273,13 @@ class _Training:
     def _step(self, step: int, batch: Any) -> float:
         self.optimizer.zero_grad(set_to_none=True)
         apply = self.task.forward(self.model, batch)
-        loss = torch.stack([weight * apply[form](term) for weight, form, term in self.terms]).sum()
+        loss = torch.stack([weight * _scalar(apply[form](term)) for weight, form, term in self.terms]).sum()
         value = float(loss.detach())  # waits for the device
         rate = float(self.schedule.get_last_lr()[0])
         if not math.isfinite(value):
             raise _TrainingError(step, "the loss is not finite", loss=value, lr=rate)
         loss.backward()  # type: ignore[no-untyped-call]
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        gradients = [p.grad for p in self.weights if p.grad is not None]
         norm = float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients])))
         if not math.isfinite(norm):  # before it reaches the weights
             raise _TrainingError(step, "the gradient is not finite", loss=value, lr=rate, **{"gradient norm": norm})
@@ -288,6 +288,13 @@ class _Training:
         self.optimizer.step()
         self.schedule.step()
         return value
+
+
+def _scalar(value: object) -> torch.Tensor:
+    """What a loss returned, if it is one number."""
+    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+        raise ValueError(f"`loss` must return a tensor of one number, got {describe(value)}. Take its mean.")
+    return value.reshape(())
 
 
 @contextlib.contextmanager
@@ -858,7 +865,8 @@ def _block(summary: Summary, metrics: Sequence[str], with_difference: bool) -> s
             row = [loss, "failed"]
         elif with_difference:
             row.append(_difference(cells[0], loss == summary.baseline))
-            row.append(f"{1000 * summary.seconds_per_step[loss]:.1f}")
+            seconds = summary.seconds_per_step[loss]  # NaN for trainings of one step
+            row.append("-" if math.isnan(seconds) else f"{1000 * seconds:.1f}")
         rows.append(row)
     widths = [max(len(row[i]) for row in rows if i < len(row)) for i in range(max(map(len, rows)))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=False)).rstrip() for row in rows]

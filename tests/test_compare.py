@@ -81,7 +81,7 @@ def test_a_run_says_what_it_took(finished):
 def test_a_training_of_one_step(tmp_path):
     runs = compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1, batch_size=10_000)
     assert [(run.status, run.steps, run.seconds_per_step) for run in runs] == [("ok", 1, None)] * 5
-    assert "mse" in text_table(summarise(runs))
+    assert re.search(r"^mse +.* baseline +-$", text_table(summarise(runs)), re.MULTILINE)
 
 
 def test_details_are_those_of_the_tested_model(finished):
@@ -394,6 +394,55 @@ def test_failures_are_marked_and_the_others_go_on(bad_losses, tmp_path):
     assert f"{losses[0]} (lr=0.000333, seed 0) failed at step 5: the loss is not finite (loss nan, lr " in table
     again = compare("memorability", [*losses, "mse"], out=tmp_path / "out", seeds=1, epochs=1)
     assert plain(again) == plain(runs)
+
+
+def test_what_a_loss_learns_is_trained(tmp_path, monkeypatch):
+    (tmp_path / "learned_of_a_test.py").write_text(
+        "import torch\n"
+        "class Shifted(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.shift = torch.nn.Parameter(torch.zeros(()))\n"
+        "        self.fixed = torch.nn.Parameter(torch.zeros(()), requires_grad=False)\n"
+        "    def forward(self, scores, target):\n"
+        "        return (scores - target).square().mean() + (self.shift - 100).abs() + self.fixed\n"
+        "made = Shifted()\n"
+        "class Plain(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        torch.rand(3)  # must not move the dropout\n"
+        "    def forward(self, scores, target):\n"
+        "        return (scores - target).square().mean()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    task = TASKS["memorability"].load()
+    for name in ("Shifted", "made"):
+        entry, shifts = contender(f"learned_of_a_test:{name}"), []
+        for _ in range(2):
+            torch.manual_seed(0)
+            training = comparing._Training(task, entry, {"lr": 0.01}, 1, "cpu")
+            *_, last = training
+            ((_, _, loss),) = training.terms
+            shifts.append(loss.shift.item())
+            assert (last, loss.fixed.item()) == (12, 0)
+        assert shifts[0] > 0.01
+        assert shifts[1] == pytest.approx(shifts[0], rel=1e-3)  # begun anew, not gone on with
+    assert sys.modules["learned_of_a_test"].made.shift.item() == 0
+    compared = compare("memorability", ["learned_of_a_test:Plain", "mse"], out=tmp_path / "out", seeds=1, epochs=1)
+    assert [run.metrics for run in compared[:5]] == [run.metrics for run in compared[5:]]
+
+
+@pytest.mark.parametrize(
+    ("returned", "shown"),
+    [("scores - target", "a tensor of shape (100,) and dtype float32"), ("0.5", "0.5")],
+)
+def test_a_loss_that_returns_no_single_number_fails(tmp_path, monkeypatch, returned, shown):
+    name = f"no_number_{len(returned)}_of_a_test"
+    (tmp_path / f"{name}.py").write_text(f"def loss(scores, target):\n    return {returned}\n")
+    monkeypatch.chdir(tmp_path)
+    runs = compare("memorability", [f"{name}:loss"], out=tmp_path / "out", seeds=1, epochs=1)
+    expected = f"ValueError: `loss` must return a tensor of one number, got {shown}. Take its mean."
+    assert {(run.status, run.failure["reason"]) for run in runs} == {("failed", expected)}
 
 
 def test_a_failed_setting_is_not_chosen(tmp_path, monkeypatch):

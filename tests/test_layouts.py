@@ -718,7 +718,7 @@ def test_csv_files_that_cannot_be_read(tmp_path):
     for content, expected in (
         (
             "score,text\n1,caf\xe9\n".encode("latin-1"),
-            "must be text in UTF-8, got the byte 0xe9 at 16. Save it so.",
+            "must be text in UTF-8, got the byte 0xe9 at 16. Save it as UTF-8.",
         ),
         (b"score,a,a\n1,2,3\n", "must name each column once, got 'a' 2 times."),
         (b"score,score\n1,2\n", "must name each column once, got 'score' 2 times."),

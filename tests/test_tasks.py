@@ -770,6 +770,9 @@ def my_module(tmp_path, monkeypatch):
         "    return Mine()(scores, target)\n"
         "def my_rank(scores):\n"
         "    return scores.argsort(-1).argsort(-1).float()\n"
+        "class MyRank(torch.nn.Module):\n"
+        "    def forward(self, scores):\n"
+        "        return my_rank(scores)\n"
         "number = 3\n"
     )
     monkeypatch.chdir(tmp_path)
@@ -782,7 +785,9 @@ def test_losses_and_ranks_of_ones_own(my_module):
         ((weight, form, loss),) = contender(f"{my_module}:{name}").terms({"lr": 0.1}, "target")
         assert (weight, form) == (1.0, "target")
         torch.testing.assert_close(loss(x, target), (x - target.float()).square().mean())
-    assert rank_function(f"{my_module}:my_rank")(torch.tensor([3.0, 1.0])).tolist() == [1.0, 0.0]
+    for name in ("my_rank", "MyRank"):
+        assert rank_function(f"{my_module}:{name}")(torch.tensor([3.0, 1.0])).tolist() == [1.0, 0.0]
+    assert isinstance(contender(f"spearman:{my_module}:MyRank").build().rank_fn, torch.nn.Module)
     for name, expected in {
         f"{my_module}:gone": f"`loss` {my_module}:gone needs gone in {my_module}, which has none.",
         f"{my_module}:number": f"`loss` {my_module}:number must be callable, got int.",

@@ -379,7 +379,8 @@ def read_text(path: Path) -> str:
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"'{path}' must be text in UTF-8, got the byte {error.object[error.start]:#x} at {error.start}. Save it so."
+            f"'{path}' must be text in UTF-8, got the byte {error.object[error.start]:#x} at {error.start}. "
+            "Save it as UTF-8."
         ) from None
 
 
