@@ -11,6 +11,7 @@ import numbers
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -147,19 +148,26 @@ def plain(value: object) -> int | float:
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
+LARGEST = torch.finfo(torch.float32).max
+"""Of the numbers that options may be: what is computed with them is float32 at least."""
+
+
 def check_number(value: float, name: str, low: float = -math.inf) -> float:
-    """A finite number of at least `low`, as Python's own."""
+    """A finite number of at least `low` that float32 can hold, as Python's own."""
     if not is_number(value) or not -math.inf < value < math.inf or value < low:
         requirement = "a finite number" if low == -math.inf else f"a finite number of at least {low:g}"
         raise ValueError(f"`{name}` must be {requirement}, got {describe(value)}.")
-    return plain(value)
+    number = plain(value)
+    if not -LARGEST <= number <= LARGEST:
+        raise ValueError(f"`{name}` must be within float32's range, +-{LARGEST:.2g}, got {describe(value)}.")
+    return number
 
 
 def check_positive(value: float, name: str) -> float:
-    """A finite number above zero, as Python's own."""
+    """A finite number above zero that float32 can hold, as Python's own."""
     if not is_number(value) or not 0 < value < math.inf:
         raise ValueError(f"`{name}` must be a positive number, got {describe(value)}.")
-    return plain(value)
+    return check_number(value, name)
 
 
 def check_at_least(value: int, low: int, name: str) -> int:
@@ -169,10 +177,17 @@ def check_at_least(value: int, low: int, name: str) -> int:
     return int(value)
 
 
+def check_bool(value: bool, name: str) -> bool:
+    """True or False, numpy's included, as Python's own."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise ValueError(f"`{name}` must be True or False, got {describe(value)}.")
+    return bool(value)
+
+
 def check_choice(value: str, choices: Iterable[str], name: str) -> str:
     """One of the named choices; the message lists them all."""
     choices = list(choices)
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise ValueError(f"`{name}` must be one of {', '.join(choices)}, got {describe(value)}.")
     return value
 

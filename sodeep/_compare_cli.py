@@ -20,7 +20,24 @@ MOST_JOBS = 8
 # sodeep.compare and the tasks are imported when the command runs, so that the other commands start fast
 
 
-@click.command("compare")
+class _Compare(click.Command):
+    """Its help ends with the layouts of data that each task reads."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from sodeep.tasks import cross_modal, memorability, multi_label, retrieval
+
+        layouts = {
+            "retrieval": retrieval.LAYOUTS,
+            "cross-modal": cross_modal.LAYOUTS,
+            "memorability": memorability.LAYOUTS,
+            "multi-label": multi_label.LAYOUTS,
+        }
+        for task, known in layouts.items():
+            with formatter.section(f"--data of {task}"):
+                formatter.write_dl([(name, layout.expects) for name, layout in known.items()])
+
+
+@click.command("compare", cls=_Compare)
 @click.argument("task", metavar="TASK")
 @click.option("--loss", "losses", multiple=True, metavar="NAME", help="Repeatable.  [default: those of the task]")
 @click.option("--baseline", metavar="NAME", help="The loss that differences are taken to.  [default: that of the task]")
@@ -30,7 +47,9 @@ MOST_JOBS = 8
     help="How many seeds, from 0.  [default: 5; 10 on the embedded sets, which are small]",
 )
 @click.option(
-    "--data", type=click.Path(path_type=Path), help="Folder or file of the data.  [default: a small embedded set]"
+    "--data",
+    type=click.Path(path_type=Path),
+    help="Folder or file of the data, in a layout named below.  [default: a small embedded set]",
 )
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), help="Folder of the comparison.  [default: runs/TASK]"
@@ -92,8 +111,8 @@ def compare(
       peer:torchsort, peer:smooth-ap...       of other packages, if installed
       my_module:MyLoss                        your own
       A+B                                     a sum, its weight tuned
-    RANK is laplace, sigmoid, blackbox, a shipped sorter, FILE.safetensors
-    or my_module:my_rank.
+    RANK is laplace, sigmoid, blackbox, straight-through, a shipped sorter,
+    FILE.safetensors or my_module:my_rank.
 
     Example: sodeep compare memorability --loss mse --loss spearman:laplace --seeds 5
     """  # noqa: D301  # \b is click's mark for lines it must not wrap
@@ -125,7 +144,7 @@ def compare(
         )
     except comparing.ComparisonStopped as stop:
         click.echo(f"\n{stop}", err=True)
-        sys.exit(130)
+        sys.exit(128 + stop.signum if stop.signum else 1)
     if progress is not None:
         progress.end()
     click.echo(comparing.text_table(comparing.summarise(runs, baseline)))
@@ -138,6 +157,8 @@ def compare(
         click.echo(f"TensorBoard: tensorboard --logdir {shlex.quote(str(board))}")
     for note in written.notes:
         click.echo(note)
+    if not any(run.stage == "test" and run.status == "ok" for run in runs):
+        raise click.ClickException("No loss could be trained and tested.")
 
 
 def _cores(device: str) -> int:

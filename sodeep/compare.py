@@ -7,7 +7,7 @@ their differences to a baseline are paired.
 
 A `Run` is one training, or the test of the best of them. Runs are kept in a folder:
 
-* ``comparison.json``: what is compared, and checksums of the sorters, so that nothing else is mixed in.
+* ``comparison.json``: what is compared, and checksums of data and sorters, so that nothing else is mixed in.
 * ``runs.jsonl``: one run a line (`Run.to_json`), appended when it is done. A line that was cut off is not read.
 * ``details/*.npz``: arrays for pictures of the tested runs; `Run.details` names the file, relative to the folder.
 
@@ -32,6 +32,7 @@ import os
 import re
 import signal
 import statistics
+import threading
 import time
 import zlib
 from collections import Counter, deque
@@ -39,7 +40,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -51,7 +54,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import sodeep
-from sodeep._checks import check_at_least, check_choice
+from sodeep._checks import check_at_least, check_choice, describe
 from sodeep.checkpoint import write_atomic
 from sodeep.tasks import TASKS, Task
 from sodeep.tasks.base import BATCH_SIZE
@@ -227,11 +230,11 @@ class _Training:
     def __init__(self, task: Task, loss: Contender, settings: Mapping[str, Any], epochs: int, device: str) -> None:
         self.task = task
         self.model = task.model().to(device)
-        self.terms = loss.terms(settings, task.accepts[0])
-        for _, _, term in self.terms:
-            if isinstance(term, nn.Module):
-                term.to(device)
-        weights = self.model.parameters()
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):  # dropout is the same for all losses
+            self.terms = loss.terms(settings, task.accepts[0])
+        modules = [term.to(device) for _, _, term in self.terms if isinstance(term, nn.Module)]
+        learned = [p for module in modules for p in module.parameters() if p.requires_grad]  # proxies, say
+        self.weights = weights = [*self.model.parameters(), *learned]
         self.optimizer = torch.optim.AdamW(weights, settings["lr"], weight_decay=1e-4, eps=task.epsilon, fused=True)
         self.steps = epochs * sum(1 for _ in task.batches(0))
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self._rate)
@@ -252,7 +255,7 @@ class _Training:
         batches = (batch for epoch in range(self.epochs) for batch in self.task.batches(epoch))
         for step, batch in enumerate(batches, 1):
             if step == min(3, self.steps):  # the first steps allocate what stays
-                with _peak_memory(self.optimizer.param_groups[0]["params"][0].device) as peak:
+                with _peak_memory(self.weights[0].device) as peak:
                     values.append(self._step(step, batch))
                 self.peak_memory = peak()
             else:
@@ -270,13 +273,13 @@ class _Training:
     def _step(self, step: int, batch: Any) -> float:
         self.optimizer.zero_grad(set_to_none=True)
         apply = self.task.forward(self.model, batch)
-        loss = torch.stack([weight * apply[form](term) for weight, form, term in self.terms]).sum()
+        loss = torch.stack([weight * _scalar(apply[form](term)) for weight, form, term in self.terms]).sum()
         value = float(loss.detach())  # waits for the device
         rate = float(self.schedule.get_last_lr()[0])
         if not math.isfinite(value):
             raise _TrainingError(step, "the loss is not finite", loss=value, lr=rate)
         loss.backward()  # type: ignore[no-untyped-call]
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        gradients = [p.grad for p in self.weights if p.grad is not None]
         norm = float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients])))
         if not math.isfinite(norm):  # before it reaches the weights
             raise _TrainingError(step, "the gradient is not finite", loss=value, lr=rate, **{"gradient norm": norm})
@@ -285,6 +288,13 @@ class _Training:
         self.optimizer.step()
         self.schedule.step()
         return value
+
+
+def _scalar(value: object) -> torch.Tensor:
+    """What a loss returned, if it is one number."""
+    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+        raise ValueError(f"`loss` must return a tensor of one number, got {describe(value)}. Take its mean.")
+    return value.reshape(())
 
 
 @contextlib.contextmanager
@@ -363,7 +373,38 @@ def _device_name(device: str) -> str:
 
 
 class ComparisonStopped(RuntimeError):  # noqa: N818  # as KeyboardInterrupt, it is not an error of the caller
-    """A comparison that ended before it was done; what was done is kept."""
+    """A comparison that ended before it was done; what was done is kept.
+
+    Attributes:
+        signum: the signal that ended it, SIGINT (Ctrl-C) or SIGTERM; 0: a worker process died.
+    """
+
+    def __init__(self, message: str, signum: int = 0) -> None:
+        super().__init__(message)
+        self.signum = signum
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM raise KeyboardInterrupt inside, and are noted: raised in a destructor it would be lost.
+
+    Only the main thread may handle signals; elsewhere they are left alone.
+    """
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        received.append(signum)
+        raise KeyboardInterrupt
+
+    before = {signum: signal.signal(signum, stop) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 def compare(
@@ -410,7 +451,7 @@ def compare(
         ValueError: an unknown task, loss or device, a loss that does not fit the task, data in another layout, a folder
             with another comparison.
         FileNotFoundError: no data there, or no such sorter file.
-        ComparisonStopped: interrupted, or a worker process died. What was done is kept.
+        ComparisonStopped: Ctrl-C or SIGTERM, or a worker process died. What was done is kept.
     """
     check_choice(task, TASKS, "task")
     kind = TASKS[task]
@@ -440,7 +481,8 @@ def compare(
     folder = Path(out)
     what = {"task": task, "data": loaded.data_name, "epochs": epochs, "batch_size": batch_size}
     marks = {loss: _sorter_mark(entry, kind) for loss, entry in contenders.items()}
-    _claim(folder, what, {loss: mark for loss, mark in marks.items() if mark is not None})
+    sorters = {loss: mark for loss, mark in marks.items() if mark is not None}
+    _claim(folder, what, sorters, None if path is None else loaded.checksum)
     work = {
         (loss, seed): [
             _Job(task, path, loss, seed, settings, str(folder), epochs, place, options)
@@ -487,30 +529,36 @@ def _sorter_mark(entry: Contender, kind: type[Task]) -> int | None:
     return mark if sorters else None
 
 
-def _claim(folder: Path, what: dict[str, Any], sorters: dict[str, int]) -> None:
-    """Make the folder, or check that the comparison in it is this one, with the same sorters in its losses."""
-    for part in ("details", "weights"):
-        (folder / part).mkdir(parents=True, exist_ok=True)
+def _claim(folder: Path, what: dict[str, Any], sorters: dict[str, int], data: int | None) -> None:
+    """Make the folder, or check that the comparison in it is this one, with the same sorters and data.
+
+    `sorters` and `data` are checksums; those that an older comparison lacks are added.
+    """
+
+    def refuse(got: str) -> ValueError:
+        return ValueError(f"`out` {folder} holds {got}. Choose another folder, or delete it.")
+
     path = folder / "comparison.json"
     found: dict[str, Any] = {**what, "sodeep": sodeep.__version__, "torch": torch.__version__}
     if path.exists():
-        found = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            found = dict(json.loads(path.read_bytes()))
+        except (TypeError, ValueError):
+            raise refuse("a comparison.json that cannot be read, which says what the runs are of") from None
+    elif (folder / "runs.jsonl").exists():
+        raise refuse("runs without the comparison.json that says what they are of")
     for name, value in what.items():
         if found.get(name) != value:
-            raise ValueError(
-                f"`out` {folder} holds a comparison with {name} {found.get(name)!r}, not {value!r}. "
-                "Choose another folder, or delete it."
-            )
-    known = found.get("sorters", {})
+            raise refuse(f"a comparison with {name} {found.get(name)!r}, not {value!r}")
+    if data is not None and found.setdefault("checksum", data) != data:
+        raise refuse(f"a comparison on other data under the name {what['data']!r}")
+    known = found.setdefault("sorters", {})
     for loss, mark in sorters.items():
-        if known.get(loss, mark) != mark:
-            raise ValueError(
-                f"`out` {folder} holds runs of {loss} with another sorter under that name. "
-                "Choose another folder, or delete it."
-            )
-    if not path.exists() or not sorters.keys() <= known.keys():
-        found["sorters"] = {**known, **sorters}
-        write_atomic(path, json.dumps(found, indent=2).encode())
+        if known.setdefault(loss, mark) != mark:
+            raise refuse(f"runs of {loss} with another sorter under that name")
+    for part in ("details", "weights"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    write_atomic(path, json.dumps(found, indent=2).encode())
 
 
 def _key(loss: str, seed: int, settings: Mapping[str, Any] | None) -> tuple[str, int, str]:
@@ -557,15 +605,18 @@ class _Comparison:
             queue.extend((_train, job) for job in missing)
             if not missing:
                 queue.append(self._test_call(loss, seed))
+        received: list[int] = []
         try:
-            with contextlib.closing(_results(queue, jobs)) as results:
+            with _interruptible() as received, contextlib.closing(_results(queue, jobs)) as results:
                 for run in results:
                     self._keep(run)
+                    if received:
+                        raise KeyboardInterrupt
                     trainings = self.work[run.loss, run.seed]
                     if run.stage == "tuning" and all(self._trained(job) for job in trainings):
                         queue.appendleft(self._test_call(run.loss, run.seed))
         except KeyboardInterrupt:
-            raise ComparisonStopped(self._kept("Stopped")) from None
+            raise ComparisonStopped(self._kept("Stopped"), next(iter(received), signal.SIGINT)) from None
         except BrokenProcessPool:
             reason = "A worker process died, perhaps for want of memory (try fewer jobs)"
             raise ComparisonStopped(self._kept(reason)) from None
@@ -617,7 +668,9 @@ def _results(queue: deque[_Call], jobs: int) -> Generator[Run, None, None]:
         finally:
             torch.set_num_threads(threads)
         return
-    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _one_thread)
+    spawn = multiprocessing.get_context("spawn")
+    theirs, ours = spawn.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(jobs, spawn, _start_worker, (theirs,))
     running: set[Future[Run]] = set()
     try:
         while queue or running:
@@ -626,14 +679,24 @@ def _results(queue: deque[_Call], jobs: int) -> Generator[Run, None, None]:
             ready, running = wait(running, return_when=FIRST_COMPLETED)
             for future in ready:
                 yield future.result()
+    except BaseException:  # of a comparison that stops: what the workers do now would be lost
+        ours.close()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
+        ours.close()
 
 
-def _one_thread() -> None:
-    """In a worker process: Ctrl-C ends it without a word, the parent has one."""
+def _start_worker(parent: Connection) -> None:
+    """In a worker process: Ctrl-C ends it without a word, the parent has one; so does the end of the parent."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     torch.set_num_threads(1)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: Connection) -> None:
+    parent.poll(None)  # nothing is ever sent: until the other end is closed, by the parent or by its death
+    os._exit(1)
 
 
 # ---- statistics ------------------------------------------------------------------------------------------------------
@@ -802,9 +865,10 @@ def _block(summary: Summary, metrics: Sequence[str], with_difference: bool) -> s
             row = [loss, "failed"]
         elif with_difference:
             row.append(_difference(cells[0], loss == summary.baseline))
-            row.append(f"{1000 * summary.seconds_per_step[loss]:.1f}")
+            seconds = summary.seconds_per_step[loss]  # NaN for trainings of one step
+            row.append("-" if math.isnan(seconds) else f"{1000 * seconds:.1f}")
         rows.append(row)
-    widths = [max(len(row[i]) for row in rows if i < len(row)) for i in range(len(rows[0]))]
+    widths = [max(len(row[i]) for row in rows if i < len(row)) for i in range(max(map(len, rows)))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=False)).rstrip() for row in rows]
     return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import sodeep
-from sodeep._checks import check_at_least, check_number, check_positive, plain
+from sodeep._checks import check_at_least, check_bool, check_choice, check_number, check_positive, plain
 
 SCORES = torch.tensor([[0.9, 0.2, 0.4, 0.3], [0.1, 0.8, 0.5, 0.7]])
 RELEVANT = torch.tensor([[True, False, True, False], [False, True, False, False]])
@@ -59,6 +59,66 @@ def test_numbers_out_of_range(kind):
         check_number(kind(0.25), "x", low=0.5)
     with raises(f"`x` must be a whole number of at least 1, got {np.int64(0)!r}."):
         check_at_least(np.int64(0), 1, "x")
+
+
+@pytest.mark.parametrize("value", [1e39, -1e39, 1e300, 10**400, np.float64(1e300)], ids=str)
+def test_numbers_that_float32_cannot_hold(value):
+    shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:77] + "..."
+    message = f"`x` must be within float32's range, +-3.4e+38, got {shown}."
+    with raises(message):
+        check_number(value, "x")
+    with raises(message if value > 0 else f"`x` must be a positive number, got {shown}."):
+        check_positive(value, "x")
+    with raises(message.replace("`x`", "`tau`")):
+        sodeep.SmoothAPLoss(tau=abs(value)) if value > 0 else check_number(value, "tau")
+
+
+def test_true_or_false():
+    for value in (True, False, np.True_, np.False_):
+        got = check_bool(value, "x")
+        assert type(got) is bool
+        assert got == value
+    for value in (1, 0, "no", None, torch.tensor(True), np.array(True)):
+        shown = "a tensor of shape () and dtype bool" if isinstance(value, torch.Tensor) else repr(value)
+        with raises(f"`x` must be True or False, got {shown}."):
+            check_bool(value, "x")
+
+
+@pytest.mark.parametrize(
+    ("build", "name"),
+    [
+        (lambda value: sodeep.SmoothAPLoss(include_self=value), "include_self"),
+        (lambda value: sodeep.QuantizedAPLoss(include_self=value), "include_self"),
+        (lambda value: sodeep.SupAPLoss(include_self=value), "include_self"),
+        (lambda value: sodeep.EmbeddingLoss(sodeep.SmoothAPLoss(), gather=value), "gather"),
+        (lambda value: sodeep.CrossModalLoss(sodeep.SmoothAPLoss(), gather=value), "gather"),
+    ],
+)
+def test_options_that_are_true_or_false(build, name):
+    with raises(f"`{name}` must be True or False, got 'no'."):
+        build("no")
+    build(np.True_)
+
+
+def test_a_memory_is_one():
+    with pytest.raises(TypeError, match=r"^`memory` must be an EmbeddingMemory or None, got 'x'\.$"):
+        sodeep.EmbeddingLoss(sodeep.SmoothAPLoss(), memory="x")
+
+
+@pytest.mark.parametrize("value", [np.array(["a", "b"]), np.array("a"), torch.tensor(3), None, ["a"]], ids=repr)
+def test_choices_are_words(value):
+    shown = "a tensor of shape () and dtype int64" if isinstance(value, torch.Tensor) else repr(value)
+    with raises(f"`x` must be one of a, b, got {shown}."):
+        check_choice(value, ["a", "b"], "x")
+    assert check_choice(np.str_("a"), ["a", "b"], "x") == "a"
+
+
+@pytest.mark.parametrize("k", [torch.tensor(3), np.array(3), 2.5, None, ()], ids=repr)
+def test_cut_offs(k):
+    shown = "a tensor of shape () and dtype int64" if isinstance(k, torch.Tensor) else repr(k)
+    with raises(f"`k` must be a whole number of at least 1, or several, got {shown}."):
+        sodeep.RecallAtKLoss(k=k)
+    assert sodeep.RecallAtKLoss(k=np.array([2, 4])).k == (2, 4)
 
 
 def test_json_takes_numpys_numbers():

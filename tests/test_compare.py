@@ -1,5 +1,6 @@
 """Comparisons: what is trained, chosen, tested and kept; statistics; the command."""
 
+import contextlib
 import json
 import math
 import os
@@ -21,7 +22,7 @@ from sodeep import compare as comparing
 from sodeep.cli import main
 from sodeep.compare import Run, compare, read_runs, summarise, text_table
 from sodeep.tasks import TASKS
-from sodeep.tasks.contenders import contender
+from sodeep.tasks.contenders import RANKS, contender
 
 TINY = {"epochs": 1, "seeds": 2}
 
@@ -80,7 +81,7 @@ def test_a_run_says_what_it_took(finished):
 def test_a_training_of_one_step(tmp_path):
     runs = compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1, batch_size=10_000)
     assert [(run.status, run.steps, run.seconds_per_step) for run in runs] == [("ok", 1, None)] * 5
-    assert "mse" in text_table(summarise(runs))
+    assert re.search(r"^mse +.* baseline +-$", text_table(summarise(runs)), re.MULTILINE)
 
 
 def test_details_are_those_of_the_tested_model(finished):
@@ -205,6 +206,21 @@ def test_an_interrupted_comparison_goes_on(tmp_path, monkeypatch):
     assert plain(sorted(read_runs(out), key=str)) == plain(sorted(runs, key=str))
 
 
+def test_a_signal_that_was_swallowed_ends_a_comparison_too(tmp_path, monkeypatch):
+    train = comparing._train
+
+    def swallows(job):
+        with contextlib.suppress(KeyboardInterrupt):  # as a destructor does
+            signal.raise_signal(signal.SIGTERM)
+        return train(job)
+
+    monkeypatch.setattr(comparing, "_train", swallows)
+    with pytest.raises(comparing.ComparisonStopped, match=r"^Stopped\. 1 of 5 runs are kept") as stop:
+        compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1)
+    assert stop.value.signum == signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
 def test_weights_lost_before_the_test_are_trained_again(tmp_path, monkeypatch):
     def stop(run, done, total):
         if done == 4:
@@ -267,6 +283,51 @@ def test_other_data_are_not_mixed_in(tmp_path):
         expected = f"{another} Choose another folder, or delete it."
         with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
             compare("cross-modal", ["asp"], **options, **given)
+
+
+def scores_file(path, last="0.5"):
+    path.parent.mkdir(exist_ok=True)
+    rows = [f"{i % 7},{i % 5},{(13 * i) % 40 / 40}" for i in range(40)]
+    path.write_text("\n".join(["a,b,score", *rows, f"1,2,{last}"]))
+    return path
+
+
+def test_other_data_under_the_same_name_are_not_mixed_in(tmp_path):
+    first, second = scores_file(tmp_path / "v1/scores.csv"), scores_file(tmp_path / "v2/scores.csv", last="0.6")
+    given = {"out": tmp_path / "runs", "epochs": 1}
+    runs = compare("memorability", ["mse"], data=first, seeds=1, **given)
+    held = tmp_path / "runs/comparison.json"
+    marked = held.read_bytes()
+    expected = (
+        f"`out` {tmp_path / 'runs'} holds a comparison on other data under the name 'scores'. "
+        "Choose another folder, or delete it."
+    )
+    with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
+        compare("memorability", ["mse"], data=second, seeds=1, **given)
+    moved = scores_file(tmp_path / "v3/scores.csv")  # the same data elsewhere, whichever seed comes first
+    assert len(compare("memorability", ["mse"], data=moved, seeds=[1, 0], **given)) == 10
+    assert held.read_bytes() == marked
+    older = {name: value for name, value in json.loads(marked).items() if name != "checksum"}
+    held.write_text(json.dumps(older))
+    assert compare("memorability", ["mse"], data=first, seeds=1, **given) == runs
+    assert json.loads(held.read_bytes()) == json.loads(marked)
+
+
+@pytest.mark.parametrize(
+    ("content", "got"),
+    [
+        (None, "runs without the comparison.json that says what they are of"),
+        ("", "a comparison.json that cannot be read, which says what the runs are of"),
+        ("3", "a comparison.json that cannot be read, which says what the runs are of"),
+    ],
+)
+def test_runs_that_nothing_is_known_about_are_left_alone(tmp_path, content, got):
+    (tmp_path / "runs.jsonl").touch()
+    if content is not None:
+        (tmp_path / "comparison.json").write_text(content)
+    expected = f"`out` {tmp_path} holds {got}. Choose another folder, or delete it."
+    with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
+        compare("memorability", ["mse"], out=tmp_path)
 
 
 def test_semantic_scores_are_those_of_the_cross_modal_task(tmp_path):
@@ -333,6 +394,55 @@ def test_failures_are_marked_and_the_others_go_on(bad_losses, tmp_path):
     assert f"{losses[0]} (lr=0.000333, seed 0) failed at step 5: the loss is not finite (loss nan, lr " in table
     again = compare("memorability", [*losses, "mse"], out=tmp_path / "out", seeds=1, epochs=1)
     assert plain(again) == plain(runs)
+
+
+def test_what_a_loss_learns_is_trained(tmp_path, monkeypatch):
+    (tmp_path / "learned_of_a_test.py").write_text(
+        "import torch\n"
+        "class Shifted(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.shift = torch.nn.Parameter(torch.zeros(()))\n"
+        "        self.fixed = torch.nn.Parameter(torch.zeros(()), requires_grad=False)\n"
+        "    def forward(self, scores, target):\n"
+        "        return (scores - target).square().mean() + (self.shift - 100).abs() + self.fixed\n"
+        "made = Shifted()\n"
+        "class Plain(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        torch.rand(3)  # must not move the dropout\n"
+        "    def forward(self, scores, target):\n"
+        "        return (scores - target).square().mean()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    task = TASKS["memorability"].load()
+    for name in ("Shifted", "made"):
+        entry, shifts = contender(f"learned_of_a_test:{name}"), []
+        for _ in range(2):
+            torch.manual_seed(0)
+            training = comparing._Training(task, entry, {"lr": 0.01}, 1, "cpu")
+            *_, last = training
+            ((_, _, loss),) = training.terms
+            shifts.append(loss.shift.item())
+            assert (last, loss.fixed.item()) == (12, 0)
+        assert shifts[0] > 0.01
+        assert shifts[1] == pytest.approx(shifts[0], rel=1e-3)  # begun anew, not gone on with
+    assert sys.modules["learned_of_a_test"].made.shift.item() == 0
+    compared = compare("memorability", ["learned_of_a_test:Plain", "mse"], out=tmp_path / "out", seeds=1, epochs=1)
+    assert [run.metrics for run in compared[:5]] == [run.metrics for run in compared[5:]]
+
+
+@pytest.mark.parametrize(
+    ("returned", "shown"),
+    [("scores - target", "a tensor of shape (100,) and dtype float32"), ("0.5", "0.5")],
+)
+def test_a_loss_that_returns_no_single_number_fails(tmp_path, monkeypatch, returned, shown):
+    name = f"no_number_{len(returned)}_of_a_test"
+    (tmp_path / f"{name}.py").write_text(f"def loss(scores, target):\n    return {returned}\n")
+    monkeypatch.chdir(tmp_path)
+    runs = compare("memorability", [f"{name}:loss"], out=tmp_path / "out", seeds=1, epochs=1)
+    expected = f"ValueError: `loss` must return a tensor of one number, got {shown}. Take its mean."
+    assert {(run.status, run.failure["reason"]) for run in runs} == {("failed", expected)}
 
 
 def test_a_failed_setting_is_not_chosen(tmp_path, monkeypatch):
@@ -507,6 +617,27 @@ def test_command(tmp_path):
     assert again.stdout in result.stdout
 
 
+def test_help_names_the_layouts_that_each_task_reads():
+    told = " ".join(CliRunner().invoke(main, ["compare", "--help"], terminal_width=100).output.split())
+    for task, kind in TASKS.items():
+        layouts = getattr(sys.modules[kind.__module__], "LAYOUTS", {})
+        assert (f"--data of {task}:" in told) == bool(layouts)
+        for name, layout in layouts.items():
+            assert f"{name} {' '.join(layout.expects.split())}" in told
+    for rank in RANKS:
+        assert f" {rank}," in told.partition("RANK is")[2]
+
+
+def test_no_tested_run_is_a_failure(bad_losses, tmp_path):
+    options = ["--loss", f"{bad_losses}:raises", "--seeds", 1, "--epochs", 1, "--out", tmp_path / "out"]
+    result = run("memorability", *options)
+    assert result.exit_code == 1
+    assert result.stderr == "Error: No loss could be trained and tested.\n"
+    assert re.search(rf"^{bad_losses}:raises +failed$", result.stdout, re.MULTILINE)
+    assert (tmp_path / "out/report.md").exists()
+    assert run("memorability", *options, "--loss", "mse").exit_code == 0
+
+
 def test_command_writes_for_tensorboard(tmp_path):
     pytest.importorskip("matplotlib")
     out = tmp_path / "my runs"
@@ -594,11 +725,32 @@ def test_mistakes_are_one_message(arguments, expected, tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
-def test_ctrl_c_keeps_what_is_done(tmp_path):
+@pytest.mark.parametrize(("signum", "jobs"), [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGTERM, 2)])
+def test_a_signal_keeps_what_is_done(tmp_path, signum, jobs):
+    with started(tmp_path, jobs) as process:
+        process.send_signal(signum)
+        _, told = process.communicate(timeout=60)  # the workers too have let go of stderr
+    assert process.returncode == 128 + signum
+    assert re.fullmatch(
+        rf"\nStopped\. \d+ of 200 runs are kept in {re.escape(str(tmp_path))}: start again to go on\.\n", told
+    )
+    assert len(read_runs(tmp_path)) >= 1
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_workers_end_with_their_parent(tmp_path):
+    with started(tmp_path, jobs=2) as process:
+        process.kill()
+        process.communicate(timeout=60)  # until no worker holds stderr
+
+
+@contextlib.contextmanager
+def started(out, jobs):
+    """A long comparison in a process of its own, with a first run done."""
     # a process started in the background ignores SIGINT, and so do its children until they say otherwise
     command = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    command += "from sodeep.cli import main; main()"
-    options = ["--loss", "mse", "--seeds", "40", "--epochs", "20", "--jobs", "1", "--out", str(tmp_path)]
+    command += "from sodeep.cli import main\nif __name__ == '__main__':\n    main()"
+    options = ["--loss", "mse", "--seeds", "40", "--epochs", "20", "--jobs", str(jobs), "--out", str(out)]
     process = subprocess.Popen(
         [sys.executable, "-c", command, "compare", "memorability", *options],
         stderr=subprocess.PIPE,
@@ -606,15 +758,12 @@ def test_ctrl_c_keeps_what_is_done(tmp_path):
         text=True,
         cwd=Path(__file__).parents[1],
     )
-    runs = tmp_path / "runs.jsonl"
-    for _ in range(600):
-        if runs.exists() and runs.stat().st_size:
-            break
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert re.fullmatch(
-        rf"\nStopped\. \d+ of 200 runs are kept in {re.escape(str(tmp_path))}: start again to go on\.\n", told
-    )
-    assert len(read_runs(tmp_path)) >= 1
+    runs = out / "runs.jsonl"
+    try:
+        for _ in range(600):
+            if runs.exists() and runs.stat().st_size:
+                break
+            time.sleep(0.1)
+        yield process
+    finally:
+        process.kill()

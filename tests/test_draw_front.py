@@ -6,6 +6,7 @@ from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
+import click
 import pytest
 import torch
 from click.testing import CliRunner
@@ -44,7 +45,7 @@ def sizes(front):
 
 @pytest.fixture(scope="module")
 def measured(front, sizes, tied):
-    points = front.contenders([tied])
+    points = [point for point in front.contenders([tied]) if point.takes(8)]
     front.measure(points, sizes)
     return points
 
@@ -63,10 +64,23 @@ def crafted(front, climbs, errors, n=8):
     ]
 
 
-def test_every_shipped_sorter_and_file_is_there(front, measured):
-    names = [point.setting for point in measured if point.family == "sorter"]
+def test_every_shipped_sorter_and_file_is_there(front, tied):
+    points = front.contenders([tied])
+    names = [point.setting for point in points if point.family == "sorter"]
     assert names == [*(card.name for card in sodeep.list_sorters()), "tied"]
-    assert {point.family for point in measured} >= {"laplace", "sigmoid", "straight-through laplace", "blackbox"}
+    assert {point.family for point in points} >= {"laplace", "sigmoid", "straight-through laplace", "blackbox"}
+
+
+def test_no_sorter_is_dropped(front, sizes, tied, tmp_path):
+    points = [point for point in front.contenders([tied]) if point.setting == "tied"]
+    with pytest.raises(click.ClickException, match=r"^tied takes lists of 8 only\. The front is drawn at 12\.$"):
+        front.measure(points, sizes[1:])
+    shipped = {card.name: card.path for card in sodeep.list_sorters()}
+    for name, hidden in (("tied", tied), *shipped.items()):
+        path = sodeep.save_sorter(tmp_path / f"{name}.safetensors", sodeep.load_sorter(tied))
+        with pytest.raises(click.ClickException) as refused:
+            front.contenders([tied, path])
+        assert refused.value.message == f"{path} would hide {hidden}, of the same name. Rename it."
 
 
 def test_figures(measured):
@@ -154,7 +168,7 @@ def test_picture(front, measured, tmp_path):
     figure = front.picture(measured, 8)
     for axes in figure.axes:
         words = [text.get_text() for text in axes.texts]
-        assert {"tied", *(card.name for card in sodeep.list_sorters())} <= set(words)
+        assert {point.setting for point in measured if point.family == "sorter"} <= set(words)
         assert "laplace\nstd/1" in words
     figure.savefig(tmp_path / "front.png", dpi=60)
     assert front.picture(measured, 12).axes[0].get_title() == "ordinary lists"

@@ -713,6 +713,31 @@ def test_table_errors(tmp_path):
     assert message(read_table, path) == f"`path` must have a number in every cell, got None for a in row 3 of '{path}'."
 
 
+def test_csv_files_that_cannot_be_read(tmp_path):
+    path = tmp_path / "my.csv"
+    for content, expected in (
+        (
+            "score,text\n1,caf\xe9\n".encode("latin-1"),
+            "must be text in UTF-8, got the byte 0xe9 at 16. Save it as UTF-8.",
+        ),
+        (b"score,a,a\n1,2,3\n", "must name each column once, got 'a' 2 times."),
+        (b"score,score\n1,2\n", "must name each column once, got 'score' 2 times."),
+        (b"score,text\n1," + b"x" * 200_000, "must be a csv file: field larger than field limit (131072)."),
+    ):
+        path.write_bytes(content)
+        for read in (read_table, read_mediaeval, Memorability.load):
+            assert message(read, path) == f"'{path}' {expected}"
+
+
+def test_scores_that_are_all_equal(tmp_path):
+    path = tmp_path / "flat.csv"
+    path.write_text("\n".join(["score,a", *(f"0.1,{i}" for i in range(40))]))
+    assert message(Memorability.load, path) == (
+        "`data` flat must have scores that differ in the training split, got 0.1 for all of them. "
+        "Nothing can be ranked by them."
+    )
+
+
 # ---- VOC -------------------------------------------------------------------------------------------------------------
 
 

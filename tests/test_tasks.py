@@ -5,6 +5,7 @@ import io
 import math
 import re
 import zipfile
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -16,7 +17,7 @@ from sklearn.metrics import average_precision_score
 
 import sodeep
 from sodeep.tasks import TASKS, CrossModalData, MemorabilityData, MultiLabelData, RetrievalData, encoders, memorability
-from sodeep.tasks.base import SPLITS
+from sodeep.tasks.base import SPLITS, checksum
 from sodeep.tasks.contenders import LOSSES, PEERS, RANK_LOSSES, PaddedRank, contender, default_losses, rank_function
 from sodeep.tasks.cross_modal import CrossModal
 from sodeep.tasks.memorability import Memorability
@@ -483,6 +484,21 @@ def test_emoji(tmp_path):
 # ---- memorability ----------------------------------------------------------------------------------------------------
 
 
+def test_the_checksum_is_of_everything_but_the_name():
+    data = MemorabilityData("a", np.arange(4.0), ["p", "q", "r", "s"], np.eye(4), np.array(["train", "test"] * 2))
+    mark = checksum(data)
+    assert checksum(replace(data, name="b")) == mark
+    others = (
+        {"target": np.arange(4.0)[::-1]},
+        {"target": np.arange(4.0).reshape(2, 2)},
+        {"texts": ["p", "q", "r", "t"]},
+        {"features": None},
+        {"split": None},
+        {"split": data.split[::-1]},
+    )
+    assert len({mark, *(checksum(replace(data, **other)) for other in others)}) == 7
+
+
 class FirstColumn(torch.nn.Module):
     def forward(self, x):
         return x[:, :1]
@@ -494,6 +510,16 @@ def test_targets_are_standardised_for_the_losses_only():
     train = task.index["train"].numpy()
     seen = task.forward(FirstColumn(), train)["target"](lambda scores, target: target)
     np.testing.assert_allclose(seen, (target[train] - target[train].mean()) / target[train].std(ddof=1), atol=1e-5)
+
+
+def test_equal_predictions_are_fitted_by_the_mean():
+    target = RNG(0).normal(size=100)
+    task = Memorability(MemorabilityData("made up", target, features=np.ones((100, 1))))
+    with pytest.warns(sodeep.metrics.UndefinedMetricWarning, match=r"^spearman_corr is NaN for 1 of 1 lists"):
+        found = task.evaluate(FirstColumn(), "test").metrics
+    val, test = (task.index[split].numpy() for split in ("val", "test"))
+    assert found["Spearman"] == 0
+    np.testing.assert_allclose(found["MAE fitted"], abs(target[test] - target[val].mean()).mean(), rtol=1e-5)
 
 
 def test_memorability_metrics_against_scipy():
@@ -666,7 +692,7 @@ def test_every_loss_has_four_settings_and_works_with_each(name):
     loss = contender(name)
     grid = loss.grid((0.001, 0.008))
     assert len(grid) == 4
-    assert {settings["lr"] for settings in grid} <= {0.001, 0.002, 0.004, 0.008}
+    assert {settings["lr"] for settings in grid} <= {0.000125, 0.001, 0.008, 0.064}
     assert {0.001, 0.008} <= {settings["lr"] for settings in grid}
     generator = torch.Generator().manual_seed(0)
     scores = torch.rand(6, 12, generator=generator)
@@ -744,6 +770,9 @@ def my_module(tmp_path, monkeypatch):
         "    return Mine()(scores, target)\n"
         "def my_rank(scores):\n"
         "    return scores.argsort(-1).argsort(-1).float()\n"
+        "class MyRank(torch.nn.Module):\n"
+        "    def forward(self, scores):\n"
+        "        return my_rank(scores)\n"
         "number = 3\n"
     )
     monkeypatch.chdir(tmp_path)
@@ -756,7 +785,9 @@ def test_losses_and_ranks_of_ones_own(my_module):
         ((weight, form, loss),) = contender(f"{my_module}:{name}").terms({"lr": 0.1}, "target")
         assert (weight, form) == (1.0, "target")
         torch.testing.assert_close(loss(x, target), (x - target.float()).square().mean())
-    assert rank_function(f"{my_module}:my_rank")(torch.tensor([3.0, 1.0])).tolist() == [1.0, 0.0]
+    for name in ("my_rank", "MyRank"):
+        assert rank_function(f"{my_module}:{name}")(torch.tensor([3.0, 1.0])).tolist() == [1.0, 0.0]
+    assert isinstance(contender(f"spearman:{my_module}:MyRank").build().rank_fn, torch.nn.Module)
     for name, expected in {
         f"{my_module}:gone": f"`loss` {my_module}:gone needs gone in {my_module}, which has none.",
         f"{my_module}:number": f"`loss` {my_module}:number must be callable, got int.",

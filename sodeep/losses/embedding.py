@@ -16,7 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sodeep._checks import FIND_THE_STEP, check_at_least, check_choice, check_device, check_finite, describe, readable
+from sodeep._checks import (
+    FIND_THE_STEP,
+    check_at_least,
+    check_bool,
+    check_choice,
+    check_device,
+    check_finite,
+    describe,
+    readable,
+)
 from sodeep._labels import as_labels, label_tensor, same_label
 from sodeep._precision import full_precision, working_dtype
 from sodeep.losses._common import mean_over_defined
@@ -323,8 +332,10 @@ class EmbeddingLoss(nn.Module):
         check_choice(similarity, SIMILARITIES, "similarity")
         self.loss = _check_loss(loss)
         self.similarity = similarity
+        if memory is not None and not isinstance(memory, EmbeddingMemory):
+            raise TypeError(f"`memory` must be an EmbeddingMemory or None, got {describe(memory)}.")
         self.memory = memory
-        self.gather = gather
+        self.gather = check_bool(gather, "gather")
 
     def forward(
         self,
@@ -409,7 +420,7 @@ class CrossModalLoss(nn.Module):
         check_choice(similarity, SIMILARITIES, "similarity")
         self.loss = _check_loss(loss)
         self.similarity = similarity
-        self.gather = gather
+        self.gather = check_bool(gather, "gather")
 
     def forward(self, queries: Tensor, gallery: Tensor, relevant: Any = None) -> Any:
         """The mean of the losses of both directions."""

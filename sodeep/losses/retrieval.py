@@ -33,6 +33,7 @@ from torch import Tensor
 
 from sodeep._checks import (
     check_at_least,
+    check_bool,
     check_number,
     check_positive,
     compiling,
@@ -274,7 +275,7 @@ def _with_self(lists: Lists) -> Lists:
 # The losses
 
 
-@loss_function(tau=check_positive)
+@loss_function(tau=check_positive, include_self=check_bool)
 def smooth_ap_loss(
     scores: Tensor,
     relevant: Tensor,
@@ -339,7 +340,13 @@ class SmoothAPLoss(Loss):
         super().__init__(tau=tau, include_self=include_self)
 
 
-@loss_function(check_range, num_bins=partial(check_at_least, low=2), low=check_number, high=check_number)
+@loss_function(
+    check_range,
+    num_bins=partial(check_at_least, low=2),
+    low=check_number,
+    high=check_number,
+    include_self=check_bool,
+)
 def quantized_ap_loss(
     scores: Tensor,
     relevant: Tensor,
@@ -471,6 +478,7 @@ class FastAPLoss(Loss):
     calibration=partial(check_number, low=0),
     positive_margin=check_number,
     negative_margin=check_number,
+    include_self=check_bool,
 )
 def sup_ap_loss(
     scores: Tensor,
@@ -588,7 +596,8 @@ def _check_cuts(k: int | Iterable[int], name: str) -> int | tuple[int, ...]:
     """One cut-off, or several."""
     if is_whole(k):
         return check_at_least(k, 1, name)  # type: ignore[arg-type]
-    if not isinstance(k, Iterable) or not (cuts := tuple(k)):
+    cuts = tuple(k) if isinstance(k, Iterable) and getattr(k, "ndim", None) != 0 else ()  # 0-d arrays only look it
+    if not cuts:
         raise ValueError(f"`{name}` must be a whole number of at least 1, or several, got {describe(k)}.")
     return tuple(check_at_least(cut, 1, name) for cut in cuts)
 

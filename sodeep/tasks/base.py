@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import zipfile
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -116,6 +118,22 @@ class MultiLabelData:
     items: Array | None = None
     split: Array | None = None
     known: Array | None = None
+
+
+Data = RetrievalData | CrossModalData | MemorabilityData | MultiLabelData
+
+
+def checksum(data: Data) -> int:
+    """Of all that the data hold, their name apart: another file may have the same name."""
+    mark = 0
+    for part in fields(data):
+        value = getattr(data, part.name)
+        if isinstance(value, np.ndarray):
+            mark = zlib.crc32(f"{part.name} {value.dtype} {value.shape}".encode(), mark)
+            mark = zlib.crc32(value.tobytes(), mark)
+        elif part.name != "name" and value is not None:
+            mark = zlib.crc32(f"{part.name} {json.dumps(list(value))}".encode(), mark)
+    return mark
 
 
 @dataclass(frozen=True)
@@ -254,12 +272,15 @@ class Task(ABC):
 
     data_name: str
     """What the report calls the data; another share of them, say, is another name, so that nothing is mixed."""
+    checksum: int
+    """Of the data before they are split."""
 
-    def __init__(self, name: str, split: Array, seed: int, batch_size: int, train_share: float) -> None:
+    def __init__(self, data: Data, split: Array, seed: int, batch_size: int, train_share: float) -> None:
         check_at_least(batch_size, 4, "batch_size")
         if not isinstance(train_share, (int, float)) or not 0 < train_share <= 1:
             raise ValueError(f"`train_share` must be a number above 0, up to 1, got {describe(train_share)}.")
-        self.data_name = name if train_share == 1 else f"{name}, {train_share:.4g} of the training split"
+        self.data_name = data.name if train_share == 1 else f"{data.name}, {train_share:.4g} of the training split"
+        self.checksum = checksum(data)
         self.index = indices_of(with_train_share(split, seed, train_share))
         self.seed = seed
         self.batch_size = min(batch_size, len(self.index["train"]))

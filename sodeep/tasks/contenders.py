@@ -6,7 +6,8 @@ A name is one of
 * ``LOSS:RANK``, one of `RANK_LOSSES` over a rank function: of `RANKS`, a shipped sorter, a sorter file or
   ``module:attribute``, such as ``map:lstm`` or ``spearman:my.safetensors``;
 * ``peer:NAME``, a loss of another package (`PEERS`), if that is installed;
-* ``module:attribute``, a loss of your own: a callable, or a class that takes no arguments;
+* ``module:attribute``, a loss of your own: a callable, or a class that takes no arguments; the parameters of a Module
+  (proxies, say) are trained with the encoder;
 * ``A+B``, the sum of two or more of these, of which the weight of all but the first is tuned.
 
 >>> contender("smooth-ap").grid(rates=(0.001, 0.008))
@@ -17,6 +18,7 @@ A name is one of
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import importlib.util
@@ -250,7 +252,7 @@ def contender(name: str) -> Contender:
         return _peer(rest)
     if colon and prefix and rest:
         found = _attribute(prefix, rest)
-        return Contender(found if isinstance(found, type) else lambda: found, form="")
+        return Contender(functools.partial(_built, found), form="")
     raise ValueError(
         f"`loss` must be one of {', '.join(LOSSES)}; "
         f"{', '.join(f'{prefix}:RANK' for prefix in RANK_LOSSES)} with RANK one of {', '.join(_rank_names())}, "
@@ -296,12 +298,19 @@ def rank_function(name: str) -> RankFunction:
         return sorter if sorter.seq_len is None else PaddedRank(sorter, sorter.seq_len)
     module, colon, attribute = name.partition(":")
     if colon and module and attribute:
-        own: RankFunction = _attribute(module, attribute)
+        own: RankFunction = _built(_attribute(module, attribute))
         return own
     raise ValueError(
         f"`loss` must have a rank function after the colon: {', '.join(_rank_names())}, a sorter file (.safetensors) "
         f"or module:attribute, got {name!r}."
     )
+
+
+def _built(found: Any) -> Any:
+    """One's own loss or rank function, new for every training: of a class, or a copy of a Module."""
+    if isinstance(found, type):
+        return found()
+    return copy.deepcopy(found) if isinstance(found, nn.Module) else found
 
 
 def _rank_names() -> list[str]:

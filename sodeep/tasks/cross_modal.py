@@ -87,7 +87,7 @@ class CrossModal(Task):
         train_share: float = 1.0,
         semantic: str | None = None,
     ) -> None:
-        super().__init__(data.name, with_validation(np.asarray(data.split), seed), seed, batch_size, train_share)
+        super().__init__(data, with_validation(np.asarray(data.split), seed), seed, batch_size, train_share)
         self.items = as_input(data.items)
         self.owner = torch.from_numpy(np.asarray(data.owner, dtype=np.int64))
         self.texts = None if isinstance(data.captions, np.ndarray) else list(data.captions)

@@ -20,6 +20,7 @@ objects. At the end, the layouts as ``sodeep compare --data`` knows them: pictur
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import os
@@ -348,7 +349,7 @@ def read_mediaeval(
     kind = "normalized" if normalized else "raw"
     columns = {} if normalized else {f"{term}-term_memorability": "video"}
     columns[f"scores_{kind}_{term}_term"] = "video_id"
-    rows = _read_csv(path)
+    rows = read_csv(path)
     header = list(rows[0]) if rows else []
     column = next((c for c, name in columns.items() if c in header and name in header), None)
     if column is None:
@@ -372,9 +373,29 @@ def read_mediaeval(
     return ScoredItems(names, scores, annotations, [texts[name] for name in names])
 
 
-def _read_csv(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        return list(csv.DictReader(file))
+def read_text(path: Path) -> str:
+    """The text of a file, with the line ends it has. An error names the file."""
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"'{path}' must be text in UTF-8, got the byte {error.object[error.start]:#x} at {error.start}. "
+            "Save it as UTF-8."
+        ) from None
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The rows of a csv file by the names in its first line. An error names the file."""
+    try:
+        reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
+        rows = list(reader)
+    except csv.Error as error:
+        raise ValueError(f"'{path}' must be a csv file: {error}.") from None
+    names = list(reader.fieldnames or ())
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"'{path}' must name each column once, got {twice!r} {names.count(twice)} times.")
+    return rows
 
 
 def _video_captions(path: Path) -> dict[str, str]:
@@ -382,9 +403,9 @@ def _video_captions(path: Path) -> dict[str, str]:
     layout = _Layout(path.parent, [path.name], _MEDIAEVAL)
     texts: dict[str, str] = {}
     if path.suffix == ".csv":
-        pairs = [(row.get("video_id"), row.get("description")) for row in _read_csv(path)]
+        pairs = [(row.get("video_id"), row.get("description")) for row in read_csv(path)]
     else:
-        lines = (line.partition("\t") for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip())
+        lines = (line.partition("\t") for line in read_text(path).splitlines() if line.strip())
         pairs = [(video, caption.replace("-", " ") if tab else None) for video, tab, caption in lines]
     for video, caption in pairs:
         if not video or caption is None:
@@ -586,7 +607,7 @@ def read_table(path: StrPath) -> ScoredTable:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"`path` must be a csv table with a column score, got '{path}', which is not there.")
-    rows = _read_csv(path)
+    rows = read_csv(path)
     names = [name for name in (rows[0] if rows else {}) if name not in ("score", "text")]
     if not rows or "score" not in rows[0] or not (names or "text" in rows[0]):
         found = f"the columns {', '.join(map(str, rows[0]))}" if rows else "no rows"
@@ -676,7 +697,7 @@ class _Layout:
 
     def rows(self, file: str, columns: int, header: str | None = None) -> list[list[str]]:
         """The lines of a text file of columns apart by spaces; the last may hold spaces. Lines up to a header go."""
-        lines = self.find(file).read_text(encoding="utf-8").splitlines()
+        lines = read_text(self.find(file)).splitlines()
         if header is not None:
             starts = [i for i, line in enumerate(lines[:2]) if line.split() == header.split()]
             if not starts:
@@ -791,7 +812,7 @@ def _is_class_folders(path: Path) -> bool:
 def _is_table(path: Path) -> bool:
     if path.suffix != ".csv" or not path.is_file():
         return False
-    with path.open(newline="", encoding="utf-8-sig") as file:
+    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
         return "score" in next(csv.reader(file), [])
 
 

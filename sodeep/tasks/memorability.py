@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from sodeep.tasks.base import (
     with_validation,
 )
 from sodeep.tasks.encoders import FeatureNet, encode
-from sodeep.tasks.layouts import MEMORABILITY
+from sodeep.tasks.layouts import MEMORABILITY, read_csv
 
 
 class Memorability(Task):
@@ -58,7 +57,7 @@ class Memorability(Task):
     ) -> None:
         n = len(data.target)
         split = drawn_split(n, seed) if data.split is None else with_validation(np.asarray(data.split), seed)
-        super().__init__(data.name, split, seed, batch_size, train_share)
+        super().__init__(data, split, seed, batch_size, train_share)
         parts = [] if data.features is None else [np.asarray(data.features, dtype=np.float32)]
         if data.texts is not None:
             kind, vectors = text_features(data.texts, self.index["train"].numpy())
@@ -66,6 +65,11 @@ class Memorability(Task):
             self.data_name += f", {kind}"
         self.features = torch.from_numpy(np.concatenate(parts, axis=1))
         self.target = torch.from_numpy(np.asarray(data.target, dtype=np.float32))
+        if bool((self.target[self.index["train"]] == self.target[self.index["train"][0]]).all()):
+            raise ValueError(
+                f"`data` {data.name} must have scores that differ in the training split, "
+                f"got {self.target[self.index['train'][0]].item():g} for all of them. Nothing can be ranked by them."
+            )
         self.unit = torch.std_mean(self.target[self.index["train"]])
 
     @classmethod
@@ -92,8 +96,10 @@ class Memorability(Task):
     def evaluate(self, model: nn.Module, split: str, details: bool = False) -> Evaluation:
         """Exact metrics over the split, and the details of the class docstring."""
         predicted, true = self._predict(model, split)
-        x, y = (values.double().cpu().numpy() for values in self._predict(model, "val"))
-        slope, offset = np.polyfit(x, y, 1)
+        x, y = (values.double() for values in self._predict(model, "val"))
+        away = x - x.mean()
+        slope = (away @ y / (away @ away)).nan_to_num(0).item()  # equal predictions have no slope
+        offset = (y - slope * x).mean().item()
         found = {
             "Spearman": metrics.spearman_corr(predicted, true).nan_to_num(0).item(),  # a constant orders nothing
             "MAE": (predicted - true).abs().mean().item(),
@@ -156,8 +162,7 @@ _NOT_PREDICTORS = ("", "sentence", "target_hr", "fpr", "dprime", "acc", "conditi
 def _sentences(path: Path) -> MemorabilityData:
     """Sentences, the accuracy at which people recognised them, and eleven measures of the words."""
     file = path if path.is_file() else path / _SENTENCES
-    with file.open(newline="", encoding="utf-8") as lines:
-        rows = list(csv.DictReader(lines))
+    rows = read_csv(file)
     predictors = [name for name in rows[0] if name not in _NOT_PREDICTORS]
     return MemorabilityData(
         "sentence memorability",
@@ -171,7 +176,7 @@ def _is_sentences(path: Path) -> bool:
     file = path if path.is_file() else path / _SENTENCES
     if file.suffix != ".csv" or not file.is_file():
         return False
-    with file.open(encoding="utf-8") as lines:
+    with file.open(encoding="utf-8-sig", errors="replace") as lines:
         return {"sentence", "acc", "mean_mem"} <= set(lines.readline().strip().split(","))
 
 

@@ -60,7 +60,7 @@ class MultiLabel(Task):
     ) -> None:
         n = len(data.labels)
         split = drawn_split(n, seed) if data.split is None else with_validation(np.asarray(data.split), seed)
-        super().__init__(data.name, split, seed, batch_size, train_share)
+        super().__init__(data, split, seed, batch_size, train_share)
         self.labels = torch.from_numpy(np.asarray(data.labels, dtype=bool))
         self.known = torch.ones_like(self.labels) if data.known is None else torch.from_numpy(np.asarray(data.known))
         self.label_names = list(data.label_names)

@@ -64,7 +64,7 @@ class Retrieval(Task):
         self, data: RetrievalData, seed: int = 0, batch_size: int = BATCH_SIZE, train_share: float = 1.0
     ) -> None:
         split = split_classes(np.asarray(data.split), np.asarray(data.labels), seed)
-        super().__init__(data.name, split, seed, batch_size, train_share)
+        super().__init__(data, split, seed, batch_size, train_share)
         self.items = as_input(data.items)
         self.labels = torch.from_numpy(np.unique(data.labels, return_inverse=True)[1].reshape(-1))
         self.class_names = np.asarray(data.labels).astype(str)
