@@ -103,7 +103,7 @@ def compare(
 
     \b
     NAME is one of
-      mse, l1, huber, spearman:RANK           for memorability
+      mse, l1, huber, spearman:RANK           for memorability; spearman: + 0.1 x L1 of the values
       bce, hinge                              for multi-label and toy
       map:RANK, recall:RANK, smooth-ap, quantized-ap, fast-ap, sup-ap, recall-at-k,
       multi-similarity, nt-xent, triplet...   for all but memorability

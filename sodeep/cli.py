@@ -318,4 +318,4 @@ def export_sorter(sorter: str, out: Path, n: int | None, overwrite: bool) -> Non
     """Write SORTER, a shipped name or a file, as a torch.export program OUT (.pt2) that runs without sodeep."""
     check_free(out, overwrite)
     sodeep.export_sorter(out, sodeep.load_sorter(sorter), n)
-    click.echo(f'Wrote {out}. Use it:  torch.export.load("{out}").module()(scores)')
+    click.echo(f'Wrote {out}. Use it:  torch.export.load("{out}").module()(scores), float32 (lists, n)')

@@ -228,8 +228,8 @@ class Sorter(nn.Module):
         if self.seq_len not in (None, n):
             raise ValueError(
                 f"`scores` must have lists of {self.seq_len} items, the length this {self.name} sorter was built for, "
-                f"got {n}. Use a length-free sorter such as 'set', or train one: "
-                f"sodeep train-sorter --sorter {self.name} --seq-len {n}"
+                f"got {n} real items. Leave a shorter last batch out (drop_last=True), use a length-free sorter such "
+                f"as 'set', or train one: sodeep train-sorter --sorter {self.name} --seq-len {n}"
             )
         x = scores if where is None else scores.masked_fill(~where, 0)
         x = standardise(x, where, fixed=self.separate_gradient) if self.normalize else x

@@ -638,7 +638,9 @@ FOLDERS = {f"{name}/{i}.PNG": None for name in ("ant", "bee", "cat", "dog") for 
 
 
 def test_class_folders(tmp_path):
-    found = read_class_folders(write(tmp_path / "one", FOLDERS | {"ant/notes.md": "no picture", ".cache/x": ""}))
+    found = read_class_folders(
+        write(tmp_path / "one", FOLDERS | {"ant/notes.md": "no picture", "labels.txt": "", ".cache/x": ""})
+    )
     assert [path.parent.name for path in found.train.paths] == ["ant", "ant", "cat", "cat"]
     assert (found.train.labels, found.queries.labels) == ([0, 0, 1, 1], [2, 2, 3, 3])
     assert (found.names, found.gallery) == ({0: "ant", 1: "cat", 2: "bee", 3: "dog"}, None)

@@ -801,7 +801,7 @@ def _memorability(path: Path) -> MemorabilityData:
 
 
 def _is_class_folders(path: Path) -> bool:
-    if not path.is_dir() or any(path.glob("*.txt")):  # lists of files: a published set
+    if not path.is_dir() or (path / "Ebay_train.txt").exists():  # Stanford Online Products is laid out like that too
         return False
     parts = [path / "train", path / "test"]
     places = parts if all(part.is_dir() for part in parts) else [path]
