@@ -602,8 +602,8 @@ def test_a_sorter_that_does_not_normalise_warns_outside_its_range(name: str) -> 
 @pytest.mark.parametrize("name", FIXED)
 def test_another_length_is_an_error(name: str) -> None:
     message = (
-        f"`scores` must have lists of 40 items, the length this {name} sorter was built for, got 39 real items. Leave a "
-        "shorter last batch out (drop_last=True), use a length-free sorter such as 'set', or train one: "
+        f"`scores` must have lists of 40 items, the length this {name} sorter was built for, got 39 real items. Leave "
+        "a shorter last batch out (drop_last=True), use a length-free sorter such as 'set', or train one: "
         f"sodeep train-sorter --sorter {name} --seq-len 39"
     )
     sorter = small_sorter(name)
