@@ -1,6 +1,7 @@
 """The package as a whole: what importing it does, and the order of its modules."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 import sodeep
 
 PACKAGE = Path(sodeep.__file__).parent
+ROOT = Path(__file__).parents[1]
 
 ORDER = [
     "_checks",
@@ -112,3 +114,14 @@ def test_what_torch_2_4_cannot_trace_is_not_asked_in_a_call(monkeypatch: pytest.
     assert sodeep.exact_rank(torch.tensor([0.2, 0.9])).tolist() == [2, 1]
     with torch.autocast("cpu"):
         assert sodeep.exact_rank(torch.tensor([0.2, 0.9])).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "path", sorted(ROOT.glob("*.md")) + sorted(ROOT.glob("[dp]*/**/*.md")), ids=lambda path: path.name
+)
+def test_links_of_the_documents_lead_somewhere(path):
+    text = path.read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#\s]+)", text)
+    missing = [link for link in links if "://" not in link and not (path.parent / link).exists()]
+    assert missing == []
+    assert re.findall(r"@[A-Z_]{3,}@", text) == []  # a place to be filled in
