@@ -248,9 +248,11 @@ def test_killed_run_resumes_to_the_same_weights(tmp_path, changes):
     whole = train_sorter(tiny(**changes), out=tmp_path / "whole")
     code = f"""
 import os, signal, sys
+import torch
 import sodeep
 from sodeep import training
 
+torch.set_num_threads({torch.get_num_threads()})  # as here: other numbers make other sums
 objective = training._Run.objective
 
 def killed(run, scores, generator):
