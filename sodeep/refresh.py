@@ -171,8 +171,8 @@ class RefreshedSorter(nn.Module):
                 loss.backward()  # type: ignore[no-untyped-call]
                 nn.utils.clip_grad_norm_(student.parameters(), 1.0)
                 optimizer.step()
-        kept = self._judged(student, groups) < self._judged(copy.deepcopy(self.sorter).unfreeze(), groups)
         student.freeze()
+        kept = self._judged(student, groups) < self._judged(self.sorter, groups)
         before, after = _error(self.sorter, groups), _error(student, groups)
         if kept:
             self.sorter.load_state_dict(student.state_dict())
@@ -184,7 +184,7 @@ class RefreshedSorter(nn.Module):
         for group in groups:
             generator = torch.Generator().manual_seed(self.seed)
             with torch.enable_grad():
-                loss = sorter_loss(sorter.eval(), group, generator, gradient_weight=self.gradient_weight)
+                loss = sorter_loss(sorter, group, generator, gradient_weight=self.gradient_weight)
             total += len(group) * float(loss.detach())
         return total
 
