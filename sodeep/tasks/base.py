@@ -200,6 +200,11 @@ def drawn_split(n: int, seed: int) -> Array:
     return np.select([place < 0.6, place < 0.8], ["train", "val"], "test")
 
 
+def given_split(split: Array | None, n: int, seed: int) -> Array:
+    """The split that n items come with, a "val" drawn where it has none; or a drawn one."""
+    return drawn_split(n, seed) if split is None else with_validation(np.asarray(split), seed)
+
+
 def with_validation(split: Array, seed: int, share: float = 0.15) -> Array:
     """The split itself if it has a "val", else with a share of "train" drawn for it."""
     unknown = set(np.unique(split)) - set(SPLITS)

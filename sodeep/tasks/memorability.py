@@ -19,9 +19,8 @@ from sodeep.tasks.base import (
     Loss,
     MemorabilityData,
     Task,
-    drawn_split,
+    given_split,
     read_data,
-    with_validation,
 )
 from sodeep.tasks.encoders import FeatureNet, encode
 from sodeep.tasks.layouts import MEMORABILITY, read_csv
@@ -55,8 +54,7 @@ class Memorability(Task):
     def __init__(
         self, data: MemorabilityData, seed: int = 0, batch_size: int = BATCH_SIZE, train_share: float = 1.0
     ) -> None:
-        n = len(data.target)
-        split = drawn_split(n, seed) if data.split is None else with_validation(np.asarray(data.split), seed)
+        split = given_split(data.split, len(data.target), seed)
         super().__init__(data, split, seed, batch_size, train_share)
         parts = [] if data.features is None else [np.asarray(data.features, dtype=np.float32)]
         if data.texts is not None:

@@ -19,9 +19,8 @@ from sodeep.tasks.base import (
     Loss,
     MultiLabelData,
     Task,
-    drawn_split,
+    given_split,
     read_data,
-    with_validation,
 )
 from sodeep.tasks.encoders import FeatureNet, TextNet, as_input, encode, item_net, ngram_table
 from sodeep.tasks.layouts import MULTI_LABEL
@@ -58,8 +57,7 @@ class MultiLabel(Task):
     def __init__(
         self, data: MultiLabelData, seed: int = 0, batch_size: int = BATCH_SIZE, train_share: float = 1.0
     ) -> None:
-        n = len(data.labels)
-        split = drawn_split(n, seed) if data.split is None else with_validation(np.asarray(data.split), seed)
+        split = given_split(data.split, len(data.labels), seed)
         super().__init__(data, split, seed, batch_size, train_share)
         self.labels = torch.from_numpy(np.asarray(data.labels, dtype=bool))
         self.known = torch.ones_like(self.labels) if data.known is None else torch.from_numpy(np.asarray(data.known))
