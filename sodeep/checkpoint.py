@@ -21,6 +21,7 @@ import dataclasses
 import difflib
 import functools
 import hashlib
+import inspect
 import json
 import os
 import re
@@ -296,7 +297,7 @@ def import_sodeep2019(path: str | os.PathLike[str]) -> Sorter:
     tensors = {_rename_2019(str(key)): tensor for key, tensor in weights.items() if isinstance(tensor, Tensor)}
     seq_len = int(tensors[tied].shape[-1]) if tied in tensors and tensors[tied].ndim else args.get("seq_len")
     config: dict[str, Any] = {"seq_len": seq_len, "normalize": False}
-    if name.startswith("lstm") and name != "lstm-end":
+    if "start" in inspect.signature(SORTERS[name]).parameters:
         config["start"] = "random"
     sorter = _restore(path, {"sorter": name, "config": config}, tensors)
     sorter.trained = {"source": "sodeep 2019", "scores": _RANGE_2019}

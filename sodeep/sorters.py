@@ -49,6 +49,7 @@ from sodeep._checks import (
     is_whole,
     readable,
 )
+from sodeep._comparing import start_comparing
 from sodeep._counting import start_counting
 from sodeep._precision import full_precision, working_dtype
 from sodeep.ranks import fill_by_length
@@ -494,6 +495,8 @@ class CNNSorter(Sorter):
 
     Args:
         seq_len: the length of list.
+        start: first weights. "comparing": those with which each item is compared with the 36 on either side already
+            (`sodeep._comparing`). "random": as published.
         normalize: see `Sorter`.
     """
 
@@ -501,7 +504,14 @@ class CNNSorter(Sorter):
     widths: ClassVar[tuple[int, ...]] = (2, 3, 5, 7, 10, 7, 5, 3, 3)
     channels: ClassVar[tuple[int, ...]] = (1, 8, 16, 32, 64, 96, 128, 256, 256, 128)
 
-    def __init__(self, seq_len: int | None = None, *, normalize: bool = True) -> None:
+    def __init__(
+        self,
+        seq_len: int | None = None,
+        *,
+        start: Literal["comparing", "random"] = "comparing",
+        normalize: bool = True,
+    ) -> None:
+        check_choice(start, ("comparing", "random"), "start")
         seq_len = need_seq_len(self.name, seq_len)
         left = seq_len - sum(width - 1 for width in self.widths)
         if left < 1:
@@ -509,13 +519,15 @@ class CNNSorter(Sorter):
                 f"`seq_len` must be at least {seq_len - left + 1} for the cnn sorter, whose convolutions shorten the "
                 f"list by {seq_len - left}, got {seq_len}. Use a length-free sorter such as 'set' for short lists."
             )
-        super().__init__(seq_len, normalize=normalize)
+        super().__init__(seq_len, normalize=normalize, start=start)
         self.layers = nn.Sequential()
         for i, width in enumerate(self.widths):
             into, out = self.channels[i : i + 2]
             norm = [nn.BatchNorm1d(out)] if i % 2 == 1 else []
             self.layers.append(nn.Sequential(nn.Conv1d(into, out, width), *norm, nn.PReLU()))
         self.head = _DenseHead(self.channels[-1], seq_len, left)
+        if start == "comparing":
+            start_comparing(self.layers, self.head)
 
     def network(self, x: Tensor, where: Tensor | None = None) -> Tensor:
         """See `Sorter.network`."""

@@ -22,6 +22,7 @@ ORDER = [
     "_labels",
     "ranks",
     "generators",
+    "_comparing",
     "_counting",
     "sorters",
     "checkpoint",

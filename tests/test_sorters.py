@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sodeep.evaluation import rank_error
+from sodeep.generators import SODEEP2019, draw
 from sodeep.losses import spearman_loss
 from sodeep.ranks import laplace_rank
 from sodeep.sorters import (
@@ -300,6 +302,38 @@ def test_lstm_starts_as_published_when_told_so() -> None:
     message = "^`start` must be one of counting, random, got 'sorted'.$"
     with pytest.raises(ValueError, match=message):
         build_sorter("lstm", 5, start="sorted")
+
+
+@pytest.mark.parametrize(("n", "item"), [(37, 0), (37, 36), (73, 36), (80, 43), (90, 50)])
+def test_cnn_compares_before_any_training(n: int, item: int) -> None:
+    """Exactly, an item with those within 36 places; as if spread evenly, with the others."""
+    scores = standardise(normal(8, n)).float()
+    with torch.no_grad():
+        ranks = build_sorter("cnn", n).eval()(scores)[:, item]
+    near = scores[:, max(0, item - 36) : item + 37]
+    steps = ((near - scores[:, item : item + 1]) / 0.2).clamp(-1, 1).sum(-1)
+    far = (n - near.shape[-1]) * scores[:, item] / -(3**0.5)
+    torch.testing.assert_close(ranks / n, torch.sigmoid(2 / n * (1 + steps + far)), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("n", [37, 38, 60, 100, 150])
+def test_cnn_that_compares_is_a_coarse_rank_before_any_training(n: int) -> None:
+    scores = draw(SODEEP2019, 64, n, torch.Generator().manual_seed(0))
+    sorter = build_sorter("cnn", n)
+    assert rank_error(sorter.eval(), scores) < 0.065
+    assert rank_error(sorter.train(), scores) < 0.09  # on the statistics of the batch
+    assert rank_error(build_sorter("cnn", n, start="random").eval(), scores) > 0.2
+
+
+def test_cnn_starts_as_published_when_told_so() -> None:
+    torch.manual_seed(0)
+    random = build_sorter("cnn", 40, start="random")
+    torch.manual_seed(0)
+    torch.testing.assert_close(random.layers[0][0].weight, nn.Conv1d(1, 8, 2).weight, rtol=0, atol=0)
+    comparing = build_sorter("cnn", 40)
+    assert [tuple(t.shape) for t in comparing.parameters()] == [tuple(t.shape) for t in random.parameters()]
+    with pytest.raises(ValueError, match=r"^`start` must be one of comparing, random, got 'sorted'.$"):
+        build_sorter("cnn", 40, start="sorted")
 
 
 def test_set_sorter_has_first_and_second_derivatives() -> None:
