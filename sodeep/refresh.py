@@ -52,7 +52,8 @@ class RefreshedSorter(nn.Module):
         capacity: how many of the most recent lists are remembered.
         steps: optimisation steps of a refresh.
         batch_size: remembered lists a step, and as many synthetic ones.
-        lr: learning rate of Adam at the start of a refresh; it falls linearly to zero.
+        lr: learning rate of Adam at the start of a refresh; it falls linearly to zero. None: 3e-4, or that of the
+            sorter's training recipe where it is lower.
         gradient_weight: weight of the gradient term beside the L1 loss, as in `TrainConfig`; None: that of the
             sorter's recipe there.
         distributions: mixture of the synthetic lists.
@@ -78,7 +79,7 @@ class RefreshedSorter(nn.Module):
         capacity: int = 4096,
         steps: int = 200,
         batch_size: int = 32,
-        lr: float = 3e-4,
+        lr: float | None = None,
         gradient_weight: float | None = None,
         distributions: Mapping[str, float] = DEFAULT,
         seed: int = 0,
@@ -93,9 +94,10 @@ class RefreshedSorter(nn.Module):
         self.capacity = check_at_least(capacity, 1, "capacity")
         self.steps = check_at_least(steps, 1, "steps")
         self.batch_size = check_at_least(batch_size, 1, "batch_size")
-        self.lr = check_positive(lr, "lr")
+        usual = recipe(sorter.name, sorter.config)
+        self.lr = check_positive(min(3e-4, usual["lr"]) if lr is None else lr, "lr")
         if gradient_weight is None:
-            gradient_weight = recipe(self.sorter.name)["gradient_weight"]
+            gradient_weight = usual["gradient_weight"]
         self.gradient_weight = check_number(gradient_weight, "gradient_weight", low=0)
         self.distributions = dict(distributions)
         self.seed = check_at_least(seed, 0, "seed")

@@ -426,8 +426,9 @@ class LSTMSorter(RecurrentSorter):
     ) -> None:
         check_choice(start, ("counting", "random"), "start")
         super().__init__(seq_len, head=head, hidden=hidden, layers=layers, normalize=normalize)
-        self.config["start"] = start
+        self.config["start"] = "random"
         if start == "counting" and isinstance(self.head, _DenseHead) and self.rnn.hidden_size >= 8:
+            self.config["start"] = start
             start_counting(self.rnn, self.head, self.head.out_channels)
 
 
@@ -495,8 +496,8 @@ class CNNSorter(Sorter):
 
     Args:
         seq_len: the length of list.
-        start: first weights. "comparing": those with which each item is compared with the 36 on either side already
-            (`sodeep._comparing`). "random": as published.
+        start: first weights. "comparing": those with which items are compared with the 36 on either side already, for
+            scores of about unit scale (`sodeep._comparing`). "random": as published.
         normalize: see `Sorter`.
     """
 
@@ -734,7 +735,7 @@ SORTERS: dict[str, type[Sorter]] = {
 
 
 def build_sorter(name: str, seq_len: int | None = None, **config: Any) -> Sorter:
-    """A sorter with fresh weights (drawn from PyTorch's global generator), trainable.
+    """A sorter with fresh weights, trainable; what is random of them is drawn from PyTorch's global generator.
 
     Args:
         name: a key of `SORTERS`.

@@ -46,18 +46,23 @@ VALIDATION_SEED = 2019
 GRADIENT_TAU = 0.25
 """Width of the smooth rank whose gradient is the target, in the spread of the list."""
 
+_COUNTING: dict[str, Any] = {"steps": 1500, "batch_size": 16, "lr": 2e-5, "gradient_weight": 0.01}
+
 RECIPES: dict[str, dict[str, Any]] = {
     "set": {"steps": 3000, "batch_size": 32, "lr": 2e-3, "gradient_weight": 0.01},
+    "cnn": {"steps": 16000, "batch_size": 64, "lr": 5e-4, "gradient_weight": 0.004},
+    "lstm": _COUNTING,  # a larger rate would break what it starts with
+    "lstm-large": _COUNTING,
 }
-"""Defaults of `TrainConfig` that differ between sorters."""
+"""Defaults of `TrainConfig` for sorters that start as rank functions."""
 
 RECIPE_2019: dict[str, Any] = {"steps": 20000, "batch_size": 256, "lr": 1e-3, "gradient_weight": 0.01}
-"""The same for the networks of 2019 (any sorter not in `RECIPES`)."""
+"""The same for networks that start at random."""
 
 
-def recipe(sorter: str) -> dict[str, Any]:
-    """Of the sorter of that name: its steps, batch_size, lr and gradient_weight."""
-    return RECIPES.get(sorter, RECIPE_2019)
+def recipe(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Steps, batch_size, lr and gradient_weight for a sorter with this `Sorter.name` and `Sorter.config`."""
+    return RECIPE_2019 if config.get("start") == "random" else RECIPES.get(name, RECIPE_2019)
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,7 @@ class TrainConfig:
             second derivative.
 
     Example:
-        >>> config = TrainConfig(sorter="lstm", seq_len=32, steps=1000)
+        >>> config = TrainConfig(sorter="mlp", seq_len=32, steps=1000)
         >>> config.lr
         0.001
         >>> TrainConfig(sorter="quicksort")
@@ -132,14 +137,21 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check_choice(self.sorter, SORTERS, "sorter")
         resolved: dict[str, Any] = {name: plain(value) for name, value in vars(self).items() if is_number(value)}
-        resolved |= {name: value for name, value in recipe(self.sorter).items() if getattr(self, name) is None}
+        resolved["sorter_config"] = options = _plain(self.sorter_config, "sorter_config")
+        for name in {"name", "seq_len"} & options.keys():
+            raise ValueError(
+                f"`sorter_config` must not hold {name!r}, got {options[name]!r}. "
+                f"Give it as `{'sorter' if name == 'name' else name}`."
+            )
+        outline = _outline(self.sorter, options)
+        usual = recipe(self.sorter, outline.config)
+        resolved |= {name: value for name, value in usual.items() if getattr(self, name) is None}
         steps = resolved.get("steps", self.steps)
         check_at_least(steps, 1, "steps")
         if vars(self)["validate_every"] is None:
             resolved["validate_every"] = max(1, steps // 20)
         resolved["device"] = str(self.device)
         resolved["lengths"] = tuple(plain(n) if is_number(n) else n for n in self.lengths)  # JSON has a list
-        resolved["sorter_config"] = _plain(self.sorter_config, "sorter_config")
         resolved["distributions"] = _plain(self.distributions, "distributions")
         if self.scores_file is not None:
             resolved["scores_file"] = os.fspath(self.scores_file)
@@ -148,7 +160,7 @@ class TrainConfig:
             object.__setattr__(self, name, value)
         self._check()
         if self.seq_len is None:
-            object.__setattr__(self, "seq_len", default_length(self.sorter, self.sorter_config))
+            object.__setattr__(self, "seq_len", outline.seq_len)
 
     def _check(self) -> None:
         try:
@@ -175,11 +187,6 @@ class TrainConfig:
         check_at_least(self.seed, 0, "seed")
         if self.seed >= 2**63:
             raise ValueError(f"`seed` must be below 2**63, got {self.seed}.")
-        for name in {"name", "seq_len"} & self.sorter_config.keys():
-            raise ValueError(
-                f"`sorter_config` must not hold {name!r}, got {self.sorter_config[name]!r}. "
-                f"Give it as `{'sorter' if name == 'name' else name}`."
-            )
         check_choice(self.value_loss, VALUE_LOSSES, "value_loss")
         check_choice(self.precision, ("float32", "tf32"), "precision")
         check_mixture(self.distributions, self.scores_file is not None)
@@ -316,13 +323,13 @@ def state_path(out: Path) -> Path:
     return out.with_name(out.name + ".run")
 
 
-def default_length(sorter: str, sorter_config: Mapping[str, Any]) -> int | None:
-    """None for a sorter that takes any length, else the published 100."""
+def _outline(sorter: str, sorter_config: Mapping[str, Any]) -> Sorter:
+    """A sorter without weights: for lists of any length if it takes them, else of the published 100."""
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         try:
-            return build_sorter(sorter, None, **sorter_config).seq_len
+            return build_sorter(sorter, None, **sorter_config)
         except ValueError:
-            return build_sorter(sorter, 100, **sorter_config).seq_len
+            return build_sorter(sorter, 100, **sorter_config)
 
 
 def _device(name: str) -> torch.device:

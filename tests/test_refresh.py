@@ -89,10 +89,11 @@ def test_a_worse_copy_is_dropped():
     assert same(weights(ranker), before)
 
 
-@pytest.mark.parametrize("name", ["set", "mlp"])
-def test_gradient_weight_is_that_of_the_recipe(name):
-    sorter = build_sorter(name, seq_len=5)
-    assert RefreshedSorter(sorter).gradient_weight == TrainConfig(sorter=name).gradient_weight > 0
+@pytest.mark.parametrize("name", ["set", "mlp", "cnn", "lstm"])
+def test_gradient_weight_and_gentle_rate_are_those_of_the_recipe(name):
+    sorter, usual = build_sorter(name, seq_len=40), TrainConfig(sorter=name)
+    assert RefreshedSorter(sorter).gradient_weight == usual.gradient_weight > 0
+    assert RefreshedSorter(sorter).lr == min(3e-4, usual.lr)
     assert RefreshedSorter(sorter, gradient_weight=0).gradient_weight == 0
 
 

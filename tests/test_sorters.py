@@ -4,6 +4,7 @@ import json
 import math
 import pickle
 import re
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from sodeep.evaluation import rank_error
 from sodeep.generators import SODEEP2019, draw
 from sodeep.losses import spearman_loss
-from sodeep.ranks import laplace_rank
+from sodeep.ranks import exact_rank, laplace_rank
 from sodeep.sorters import (
     SORTERS,
     Sorter,
@@ -304,16 +305,28 @@ def test_lstm_starts_as_published_when_told_so() -> None:
         build_sorter("lstm", 5, start="sorted")
 
 
-@pytest.mark.parametrize(("n", "item"), [(37, 0), (37, 36), (73, 36), (80, 43), (90, 50)])
-def test_cnn_compares_before_any_training(n: int, item: int) -> None:
-    """Exactly, an item with those within 36 places; as if spread evenly, with the others."""
+@pytest.mark.parametrize(
+    ("n", "item", "missing"),
+    [
+        *[(37, 0, ()), (37, 36, ()), (73, 36, ()), (80, 43, ()), (90, 50, ()), (150, 75, ())],
+        # some pairs meet in a layer in which neither is at an end of the window
+        *[(37, 1, (36,)), (37, 3, (36,)), (40, 38, ()), (40, 37, (39,))],
+        *[(60, 30, (0, 1, 59)), (100, 78, range(92, 100)), (100, 21, range(8))],
+    ],
+)
+def test_cnn_compares_before_any_training(n: int, item: int, missing: Iterable[int]) -> None:
+    """Exactly, an item with those within 36 places, but for a few near the ends; the others as if spread evenly."""
     scores = standardise(normal(8, n)).float()
     with torch.no_grad():
         ranks = build_sorter("cnn", n).eval()(scores)[:, item]
-    near = scores[:, max(0, item - 36) : item + 37]
-    steps = ((near - scores[:, item : item + 1]) / 0.2).clamp(-1, 1).sum(-1)
-    far = (n - near.shape[-1]) * scores[:, item] / -(3**0.5)
-    torch.testing.assert_close(ranks / n, torch.sigmoid(2 / n * (1 + steps + far)), rtol=0, atol=1e-5)
+    own = scores[:, item]
+    total = 0 * own
+    for other in range(n):
+        if abs(other - item) > 36:
+            total -= own / 3**0.5
+        elif other not in missing:
+            total += ((scores[:, other] - own) / 0.2).clamp(-1, 1)
+    torch.testing.assert_close(ranks / n, torch.sigmoid(2 / n * (1 + total)), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("n", [37, 38, 60, 100, 150])
@@ -332,8 +345,37 @@ def test_cnn_starts_as_published_when_told_so() -> None:
     torch.testing.assert_close(random.layers[0][0].weight, nn.Conv1d(1, 8, 2).weight, rtol=0, atol=0)
     comparing = build_sorter("cnn", 40)
     assert [tuple(t.shape) for t in comparing.parameters()] == [tuple(t.shape) for t in random.parameters()]
+    torch.manual_seed(0)
+    build_sorter("cnn", 40)
+    drawn = torch.rand(())
+    torch.manual_seed(0)
+    build_sorter("cnn", 40, start="random")
+    torch.testing.assert_close(torch.rand(()), drawn, rtol=0, atol=0)
     with pytest.raises(ValueError, match=r"^`start` must be one of comparing, random, got 'sorted'.$"):
         build_sorter("cnn", 40, start="sorted")
+
+
+def test_a_narrow_cnn_cannot_compare() -> None:
+    class Narrow(SORTERS["cnn"]):  # type: ignore[misc]
+        channels = (1, 8, 16, 16, 64, 96, 128, 256, 256, 128)
+
+    assert Narrow(40, start="random")(normal(2, 40)).shape == (2, 40)
+    with pytest.raises(
+        ValueError, match="`start` must be 'random' where a convolution has fewer than 32 channels, got 16"
+    ):
+        Narrow(40)
+
+
+def test_a_cnn_in_training_learns_in_every_layer() -> None:
+    sorter = build_sorter("cnn", 40)
+    optimizer = torch.optim.SGD(sorter.parameters(), lr=1e-3)
+    for _ in range(2):  # spare channels get a gradient once the dense layer reads them
+        optimizer.zero_grad()
+        (sorter(normal(4, 40)) - exact_rank(normal(4, 40))).abs().mean().backward()
+        optimizer.step()
+    for weight in sorter.parameters():
+        assert weight.grad.isfinite().all()
+        assert weight.grad.abs().sum() > 0
 
 
 def test_set_sorter_has_first_and_second_derivatives() -> None:

@@ -74,7 +74,12 @@ def test_config_is_the_one_its_file_gives_back(tmp_path, monkeypatch):
 
 
 def test_recipe_fills_in_what_is_not_given():
-    assert TrainConfig(sorter="lstm").lr == 1e-3
+    assert TrainConfig(sorter="mlp").lr == 1e-3
+    assert TrainConfig(sorter="lstm").lr == 2e-5  # a larger rate would break what it starts with
+    for options in ({"start": "random"}, {"head": "item"}, {"hidden": 4}):  # all of which start at random
+        assert TrainConfig(sorter="lstm", sorter_config=options).lr == 1e-3
+    assert TrainConfig(sorter="cnn").lr == 5e-4
+    assert TrainConfig(sorter="cnn", sorter_config={"start": "random"}).lr == 1e-3
     assert TrainConfig(sorter="lstm").seq_len == 100
     assert TrainConfig(sorter="set").seq_len is None
     assert TrainConfig(sorter="gru").seq_len is None
