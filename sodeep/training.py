@@ -43,6 +43,9 @@ VALUE_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 VALIDATION_SEED = 2019
 """The validation lists depend on the config's distributions and lengths alone, so that runs of any seed compare."""
 
+STATISTICS_BATCHES = 64
+"""Batches over which the statistics of batch norms are taken for a validation."""
+
 GRADIENT_TAU = 0.25
 """Width of the smooth rank whose gradient is the target, in the spread of the list."""
 
@@ -389,13 +392,13 @@ class _Run:
             return self.config.lr * (done / warmup + 1 / self.config.steps)
         return self.config.lr * (1 + math.cos(math.pi * (done - warmup) / (1 - warmup))) / 2
 
-    def draw(self) -> Tensor:
+    def draw(self, generator: torch.Generator, lengths: torch.Generator) -> Tensor:
         """The lists of one step: about `batch_size` x 100 scores, all of one length."""
         batch, n = self.config.batch_size, self.config.seq_len
         if n is None:
-            n = draw_length(*self.config.lengths, self.lengths)
+            n = draw_length(*self.config.lengths, lengths)
             batch = max(1, round(batch * 100 / n))
-        return draw(self.config.distributions, batch, n, self.generator, self.user_scores)
+        return draw(self.config.distributions, batch, n, generator, self.user_scores)
 
     def objective(self, scores: Tensor, generator: torch.Generator) -> Tensor:
         """Value loss + gradient_weight x gradient mismatch, on the normalised ranks of `scores` (B, n)."""
@@ -415,7 +418,7 @@ class _Run:
         """One step."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate()
-        scores = self.draw()
+        scores = self.draw(self.generator, self.lengths)
         self.sorter.train()
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.objective(scores, self.generator)
@@ -473,6 +476,7 @@ class _Run:
     def validate(self) -> None:
         """Errors on the fixed lists; keeps the weights if their objective is the best so far."""
         with self._weights(self.average if self.config.ema else self.weights):
+            self._estimate_batch_statistics()
             self.sorter.eval()
             with torch.no_grad():
                 errors = {
@@ -495,6 +499,24 @@ class _Run:
                 "errors": errors,
             }
         )
+
+    def _estimate_batch_statistics(self) -> None:
+        """Those of batch norms, over many batches: in training they are a running average of about the last ten."""
+        norms = [module for module in self.sorter.modules() if isinstance(module, nn.BatchNorm1d)]
+        if not norms:
+            return
+        momenta = [norm.momentum for norm in norms]
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # each batch counts as much
+        generator = torch.Generator(self.device).manual_seed(VALIDATION_SEED)
+        lengths = torch.Generator().manual_seed(VALIDATION_SEED)
+        self.sorter.train()
+        with torch.no_grad():
+            for _ in range(STATISTICS_BATCHES):
+                self.sorter(self.draw(generator, lengths))
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
 
     @contextlib.contextmanager
     def _weights(self, weights: Mapping[str, Tensor]) -> Iterator[None]:

@@ -529,3 +529,27 @@ def test_tensorboard_tags(tmp_path):
     assert [event.step for event in log.Scalars("error/validation")] == [2, 4, 6]
     assert log.Tags()["images"] == ["sorter"]
     assert "_hparams_/session_start_info" in log.summary_metadata
+
+
+def test_batch_statistics_of_a_validation_are_those_of_many_batches_and_leave_the_run_alone():
+    config = tiny(sorter="cnn", seq_len=40, batch_size=4, steps=2)
+    run = sodeep.training._Run(config)
+    run.advance()
+    before = {name: tensor.clone() for name, tensor in run.weights.items()}
+    run.validate()
+    for name, tensor in run.weights.items():
+        torch.testing.assert_close(tensor, before[name], rtol=0, atol=0)
+
+    generator = torch.Generator().manual_seed(sodeep.training.VALIDATION_SEED)
+    inputs = []
+    norm = run.sorter.layers[1][1]
+    handle = norm.register_forward_pre_hook(lambda _, args: inputs.append(args[0].detach().clone()))
+    run.sorter.train()
+    with torch.no_grad():
+        for _ in range(sodeep.training.STATISTICS_BATCHES):
+            run.sorter(sodeep.generators.draw(config.distributions, 4, 40, generator))
+    handle.remove()
+    mean = torch.stack([batch.mean((0, 2)) for batch in inputs]).mean(0)
+    torch.testing.assert_close(run.best["layers.1.1.running_mean"], mean, rtol=1e-4, atol=1e-5)
+    assert (before["layers.1.1.running_mean"] - mean).abs().max() > 1e-3
+    assert norm.momentum == 0.1
