@@ -39,11 +39,11 @@ def start_counting(rnn: nn.RNNBase, head: nn.Conv1d, n: int) -> None:
     reading[:count], reading[count : 2 * count] = 0.5 / (gate * n), -0.5 / (gate * n)
     reading = reading.repeat(2)  # of both directions: (rank - 1/2) / n - 1/2
     # no sharper than the items lie, or the gradient would vanish between them
-    spread = max(1.0, count / (3 * n))
+    spread = max(1.0, count / n)
     levels = (torch.arange(count) + 0.5) / count
-    _set_layer(rnn, 0, torch.ones(1), torch.special.ndtri(levels), spread, gate)
+    _set_layer(rnn, 0, torch.ones(1), torch.special.ndtri(levels), 1.5 * spread, gate)
     for layer in range(1, rnn.num_layers):
-        _set_layer(rnn, layer, -reading, levels - 0.5, 1.4 * spread, gate)
+        _set_layer(rnn, layer, -reading, levels - 0.5, 0.8 * spread, gate)
     head.weight.zero_()
     for item in range(n):
         head.weight[item, item] = reading
@@ -58,7 +58,7 @@ def _set_layer(rnn: nn.RNNBase, layer: int, read: Tensor, thresholds: Tensor, sp
     edges = torch.cat([thresholds - gaps[:-1] / 2, thresholds[-1:] + gaps[-1:] / 2])
     edges[0], edges[-1] = -1e2, 1e2  # the outermost bins are open
     width = spread * (gaps[:-1] + gaps[1:]) / 2
-    softness = spread * gaps / 1.5
+    softness = spread * gaps / 2
     both = torch.cat([thresholds, thresholds])
     for direction in ("", "_reverse"):
         into, bias = (getattr(rnn, f"{kind}_ih_l{layer}{direction}") for kind in ("weight", "bias"))
