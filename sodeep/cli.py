@@ -129,10 +129,14 @@ main.add_command(compare)
 )
 @click.option("--mixture", type=click.Choice(["default", "2019"]), help="A whole mixture instead of --distribution.")
 @click.option("--scores-file", type=click.Path(path_type=Path), help="Your own score lists, .npy or .csv, one a row.")
-@click.option("--steps", type=int, help="Optimisation steps.")
+@click.option("--steps", type=int, help="Optimisation steps.  [default: as usual for the sorter]")
 @click.option("--max-time", type=_Seconds(), help="Stop after this time, such as 90s, 30m or 2h, if steps remain.")
-@click.option("--batch-size", type=int, help="Lists a step (lists of 100, for a length-free sorter).")
-@click.option("--lr", type=float, help="Peak learning rate.")
+@click.option(
+    "--batch-size",
+    type=int,
+    help="Lists a step (lists of 100, for a length-free sorter).  [default: as usual for the sorter]",
+)
+@click.option("--lr", type=float, help="Peak learning rate.  [default: as usual for the sorter]")
 @click.option("--warmup", type=float, help="Share of the run in which the learning rate rises.")
 @click.option("--clip", type=float, help="Largest gradient norm.")
 @click.option("--ema", type=float, help="Decay of the running average of the weights.")
@@ -209,7 +213,7 @@ def list_sorters(as_json: bool) -> None:
     for card in cards:
         length = "any length" if card.seq_len is None else f"n = {card.seq_len}"
         errors = card.training.get("errors", {})
-        error = f"error {errors['validation']:.4f}" if "validation" in errors else ""
+        error = f"validation error {errors['validation']:.4f}" if "validation" in errors else ""
         click.echo(f"{card.name:<12}{card.sorter:<12}{length:<12}{card.n_parameters:>10,} weights  {error}")
 
 

@@ -52,8 +52,8 @@ class RefreshedSorter(nn.Module):
         capacity: how many of the most recent lists are remembered.
         steps: optimisation steps of a refresh.
         batch_size: remembered lists a step, and as many synthetic ones.
-        lr: learning rate of Adam at the start of a refresh; it falls linearly to zero. None: 3e-4, or that of the
-            sorter's training recipe where it is lower.
+        lr: learning rate of Adam at the start of a refresh; it falls linearly to zero. None: a fifth of that
+            of the sorter's training recipe, at most 3e-4.
         gradient_weight: weight of the gradient term beside the L1 loss, as in `TrainConfig`; None: that of the
             sorter's recipe there.
         distributions: mixture of the synthetic lists.
@@ -95,7 +95,7 @@ class RefreshedSorter(nn.Module):
         self.steps = check_at_least(steps, 1, "steps")
         self.batch_size = check_at_least(batch_size, 1, "batch_size")
         usual = recipe(sorter.name, sorter.config)
-        self.lr = check_positive(min(3e-4, usual["lr"]) if lr is None else lr, "lr")
+        self.lr = check_positive(min(3e-4, usual["lr"] / 5) if lr is None else lr, "lr")
         if gradient_weight is None:
             gradient_weight = usual["gradient_weight"]
         self.gradient_weight = check_number(gradient_weight, "gradient_weight", low=0)
@@ -158,6 +158,9 @@ class RefreshedSorter(nn.Module):
         generator = torch.Generator().manual_seed(self.seed + self._refreshes)
         self._refreshes += 1
         student = copy.deepcopy(self.sorter).unfreeze()
+        for module in student.modules():
+            if isinstance(module, nn.BatchNorm1d):
+                module.eval()  # the remembered lists are too few to take statistics from
         optimizer = torch.optim.Adam(student.parameters(), lr=self.lr)
         sizes = torch.tensor([float(len(group)) for group in groups])
         with torch.enable_grad():

@@ -10,7 +10,7 @@ permutation of a list alike and compiles.
 ==============  =============================================  ========  ====================  ============
 name            network                                        length    parameters (n = 100)  name in 2019
 ==============  =============================================  ========  ====================  ============
-``cnn``         10 convolutions, sigmoid                       fixed     1.44 M                ``cnn``
+``cnn``         9 convolutions, one dense head, sigmoid        fixed     1.44 M                ``cnn``
 ``lstm``        2 BiLSTM(128), one dense head                  fixed     3.09 M                ``lstm``
 ``lstm-large``  2 BiLSTM(512), one dense head (the paper's)    fixed     18.65 M               ``lstmla``
 ``lstm-end``    GRU(500) that reads the whole list n times     fixed     0.90 M                ``lstme``

@@ -93,8 +93,15 @@ def test_a_worse_copy_is_dropped():
 def test_gradient_weight_and_gentle_rate_are_those_of_the_recipe(name):
     sorter, usual = build_sorter(name, seq_len=40), TrainConfig(sorter=name)
     assert RefreshedSorter(sorter).gradient_weight == usual.gradient_weight > 0
-    assert RefreshedSorter(sorter).lr == min(3e-4, usual.lr)
+    assert RefreshedSorter(sorter).lr == min(3e-4, usual.lr / 5)
     assert RefreshedSorter(sorter, gradient_weight=0).gradient_weight == 0
+
+
+def test_batch_statistics_are_not_those_of_the_few_remembered_lists():
+    ranker = RefreshedSorter(build_sorter("cnn", seq_len=40), steps=3, lr=1e-12)
+    ranker(torch.randn(2, 40, generator=torch.Generator().manual_seed(0)))
+    result = ranker.refresh()
+    assert result.after == pytest.approx(result.before, abs=1e-6)
 
 
 def test_same_lists_and_seed_same_weights_whatever_the_global_seed():
