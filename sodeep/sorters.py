@@ -426,10 +426,11 @@ class LSTMSorter(RecurrentSorter):
     ) -> None:
         check_choice(start, ("counting", "random"), "start")
         super().__init__(seq_len, head=head, hidden=hidden, layers=layers, normalize=normalize)
-        self.config["start"] = "random"
         if start == "counting" and isinstance(self.head, _DenseHead) and self.rnn.hidden_size >= 8:
-            self.config["start"] = start
             start_counting(self.rnn, self.head, self.head.out_channels)
+        else:
+            start = "random"
+        self.config["start"] = start
 
 
 class LargeLSTMSorter(LSTMSorter):

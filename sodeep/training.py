@@ -26,6 +26,7 @@ import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import update_bn
 
 from sodeep._checks import check_at_least, check_choice, check_free, check_positive, describe, is_number, plain
 from sodeep.checkpoint import save_sorter, write_atomic
@@ -502,21 +503,9 @@ class _Run:
 
     def _estimate_batch_statistics(self) -> None:
         """Those of batch norms, over many batches: in training they are a running average of about the last ten."""
-        norms = [module for module in self.sorter.modules() if isinstance(module, nn.BatchNorm1d)]
-        if not norms:
-            return
-        momenta = [norm.momentum for norm in norms]
-        for norm in norms:
-            norm.reset_running_stats()
-            norm.momentum = None  # each batch counts as much
         generator = torch.Generator(self.device).manual_seed(VALIDATION_SEED)
         lengths = torch.Generator().manual_seed(VALIDATION_SEED)
-        self.sorter.train()
-        with torch.no_grad():
-            for _ in range(STATISTICS_BATCHES):
-                self.sorter(self.draw(generator, lengths))
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum = momentum
+        update_bn((self.draw(generator, lengths) for _ in range(STATISTICS_BATCHES)), self.sorter)
 
     @contextlib.contextmanager
     def _weights(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
