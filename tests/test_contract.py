@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 import math
 import pickle
 import re
@@ -287,6 +288,55 @@ def test_no_lists(name):
     assert grad.shape == (0, 9)
 
 
+@every_loss_of_lists
+def test_without_reduction_every_list_has_its_value(name):
+    """(...), NaN where a list is undefined: the mean of the others is the mean reduction, in value and in gradient."""
+    member = LOSSES[name]
+    scores, target = draw(member)
+    where = torch.rand(6, 9, generator=seeded(3)) < 0.8
+    where[:, :2] = True
+    where[[1, 4]] = False
+    leaf = scores.masked_fill(~where, math.nan).requires_grad_()
+    values = member.loss(leaf, target, where=where, reduction="none")
+    assert values.isnan().tolist() == [False, True, False, False, True, False]
+    (grad,) = torch.autograd.grad(values.nanmean(), leaf)
+    values_are_equal((values.nanmean().detach(), grad), value_and_grad(member.loss, leaf, target, where=where))
+    for i in (0, 2, 3, 5):
+        alone = member.loss(scores[i], target[i], where=where[i], reduction="none")
+        assert alone.shape == ()
+        values_are_equal(values[i], alone)
+    values_are_equal(
+        member.module(**member.options, reduction="none")(scores, target), member.loss(scores, target, reduction="none")
+    )
+    grid = member.loss(scores.view(2, 3, 9), target.view(2, 3, 9), reduction="none")
+    values_are_equal(grid, member.loss(scores, target, reduction="none").view(2, 3))
+    order = torch.tensor([5, 0, 3, 1, 4, 2])
+    values_are_equal(member.loss(scores[order], target[order], reduction="none"), grid.flatten()[order])
+    result, stats = member.loss(leaf, target, where=where, reduction="none", return_stats=True)
+    torch.testing.assert_close(result, values, rtol=0, atol=0, equal_nan=True)
+    assert (stats.total, int(stats.defined)) == (6, 4)
+
+
+@every_loss_of_lists
+def test_without_reduction_no_defined_list_is_nan_with_a_zero_gradient(name):
+    member = LOSSES[name]
+    scores = draw(member, 3, 4)[0].requires_grad_()
+    nowhere = torch.zeros(3, 4, dtype=torch.bool)
+    with pytest.warns(UndefinedListWarning, match=exactly(f"0 of 3 lists have {member.needs}: every value is NaN.")):
+        values = member.loss(scores, torch.zeros(3, 4), where=nowhere, reduction="none")
+    assert values.isnan().tolist() == [True] * 3
+    values.nansum().backward()
+    assert torch.equal(scores.grad, torch.zeros(3, 4, dtype=F64))
+
+
+def test_a_statistic_of_the_batch_has_no_value_for_each_list():
+    message = "`reduction` must be 'mean' for a statistic of the whole batch, got 'none'."
+    with pytest.raises(ValueError, match=exactly(message)):
+        sodeep.histogram_loss(*draw(LOSSES["histogram"]), reduction="none")
+    with pytest.raises(ValueError, match=exactly(message)):
+        sodeep.HistogramLoss(reduction="none")
+
+
 # ---- losses: numbers -------------------------------------------------------------------------------------------------
 
 
@@ -297,8 +347,10 @@ def test_gradient_by_finite_differences(name):
     where = torch.ones(3, 7, dtype=torch.bool)
     where[0, 5:] = False
     loss = partial(member.loss, **member.smooth)
-    for mask in (None, where):
-        assert torch.autograd.gradcheck(lambda s, mask=mask: loss(s, target, where=mask), scores.requires_grad_())
+    reductions = ("mean",) if name == "histogram" else ("mean", "none")
+    for mask, reduction in itertools.product((None, where), reductions):
+        options = {member.target: target, "where": mask, "reduction": reduction}
+        assert torch.autograd.gradcheck(partial(loss, **options), scores.requires_grad_())
 
 
 @every_loss
@@ -471,6 +523,8 @@ def test_functional_transforms(name):
     alone = [value_and_grad(member.loss, s, t) for s, t in zip(scores, target, strict=True)]
     values, grads = (torch.stack(x) for x in zip(*alone, strict=True))
     values_are_equal(torch.func.vmap(member.loss)(scores, target), values)
+    if name != "histogram":
+        values_are_equal(torch.func.vmap(partial(member.loss, reduction="none"))(scores, target), values)
     values_are_equal(torch.func.vmap(torch.func.grad(member.loss))(scores, target), grads)
     values_are_equal(torch.func.vmap(member.loss, in_dims=(1, None))(scores.t().contiguous(), target[0])[0], values[0])
     values_are_equal(torch.func.vmap(member.loss, in_dims=(None, 0))(scores[0], target)[0], values[0])

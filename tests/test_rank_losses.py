@@ -305,6 +305,20 @@ def test_lists_of_one_class_only():
     torch.testing.assert_close(value, recall_loss(scores[1], relevant[1], rank_fn=laplace))
 
 
+def test_spearman_values_of_lists_without_an_order_are_their_value_terms():
+    scores = torch.tensor([[0.1, 0.5, 0.3], [0.2, 0.9, 0.4], [0.7, 0.8, 0.6]], dtype=torch.float64)
+    target = torch.tensor([[1.0, 2.0, 3.0], [0.5, 0.5, 0.5], [1.0, 1.0, 2.0]], dtype=torch.float64)
+    where = torch.tensor([[True, True, True], [True, True, True], [False, False, False]])
+    loss = partial(spearman_loss, rank_fn=laplace, where=where, value_loss="mse")
+    ranks = loss(scores, target, reduction="none")
+    values, stats = loss(scores, target, value_weight=0.5, reduction="none", return_stats=True)
+    mean_squares = (scores - target).square().mean(-1)
+    torch.testing.assert_close(values[:2], torch.stack([ranks[0], 0 * ranks[0]]) + 0.5 * mean_squares[:2])
+    assert ranks.isnan().tolist() == [False, True, True]
+    assert values.isnan().tolist() == [False, False, True]
+    assert torch.equal(torch.stack([*stats[2:]]), torch.stack([*loss(scores, target, return_stats=True)[1][2:]]))
+
+
 def test_spearman_stats():
     scores, target = torch.randn(2, 3, 5, dtype=F64, generator=seeded())
     target[2] = 1.0

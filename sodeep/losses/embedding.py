@@ -28,7 +28,7 @@ from sodeep._checks import (
 )
 from sodeep._labels import as_labels, label_tensor, same_label
 from sodeep._precision import full_precision, working_dtype
-from sodeep.losses._common import mean_over_defined
+from sodeep.losses._common import reduce_defined
 from sodeep.scale import gather as gather_rows
 
 
@@ -191,7 +191,7 @@ def pairwise_scores(
 def _nothing(scores: Tensor) -> Tensor:
     """The loss of a batch without a pair: a zero with the graph of `scores`, of which there are none, and a warning."""
     none = scores.new_zeros(len(scores))
-    value: Tensor = mean_over_defined(none, none.bool(), scores, needs="a pair")
+    value: Tensor = reduce_defined(none, none.bool(), scores, needs="a pair")
     return value
 
 
