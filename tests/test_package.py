@@ -18,6 +18,7 @@ ORDER = [
     "_checks",
     "_precision",
     "_sort",
+    "_ties",
     "_lists",
     "_labels",
     "ranks",

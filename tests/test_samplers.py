@@ -99,6 +99,8 @@ def test_every_form_of_labels_gives_the_same_batches():
         torch.from_numpy(LABELS)[:, None],
         LABELS.astype(np.float32),
         [f"class {label}" for label in LABELS],
+        [f"class {label}".encode() for label in LABELS],
+        LABELS.astype(object),
         LABELS + 10**12,
     ):
         assert list(BalancedBatchSampler(labels, 3, 2)) == expected
@@ -318,7 +320,8 @@ ERRORS = {
     "kind": (
         TypeError,
         lambda: BalancedBatchSampler([0, "a"], 2, 2),
-        "`labels` must be numbers or strings, of one kind (a tensor, an array or a list), got [0, 'a'].",
+        "`labels` must be all numbers or all strings, got 0 at index 0 and 'a' at index 1. "
+        "Make them of one kind, for example with str().",
     ),
     "state of another form": (
         ValueError,

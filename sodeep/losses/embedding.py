@@ -28,6 +28,7 @@ from sodeep._checks import (
 )
 from sodeep._labels import as_labels, label_tensor, same_label
 from sodeep._precision import full_precision, working_dtype
+from sodeep._ties import tie_equal_rows
 from sodeep.losses._common import reduce_defined
 from sodeep.scale import gather as gather_rows
 
@@ -89,10 +90,11 @@ def _check_embeddings(embeddings: object, name: str, like: Tensor | None = None,
 
 
 def _similarities(x: Tensor, y: Tensor, similarity: str) -> Tensor:
-    """Similarities (n, m) of checked rows, in float32 or wider."""
+    """Similarities (n, m) of checked rows, in float32 or wider; equal rows have equal ones."""
     dtype = working_dtype(x, y)
     wide = x.to(dtype)
-    return SIMILARITIES[similarity](wide, wide if y is x else y.to(dtype))
+    other = wide if y is x else y.to(dtype)
+    return tie_equal_rows(SIMILARITIES[similarity](wide, other), wide, other)
 
 
 def _relevance(labels: Any, ref_labels: Any, n: int, m: int, two_sets: bool, device: torch.device) -> Tensor:
@@ -154,7 +156,8 @@ def pairwise_scores(
     Returns:
         ``scores``, ``relevant``: floating point and bool, (n, m). Without a reference set, or when `ref_embeddings`
         is the very tensor `embeddings`, self pairs are left out by index: (n, n - 1), row i without column i. Equal
-        rows stay; they are real pairs. Scores are float32, or float64 if an input is, also under autocast.
+        rows stay; they are real pairs, with equal scores wherever they stand. Scores are float32, or float64 if an
+        input is, also under autocast.
 
     Raises:
         TypeError: embeddings that are not floating point tensors; labels that are neither numbers nor strings.
