@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import math
 import re
 from functools import partial
@@ -927,6 +928,25 @@ def test_a_loss_without_where_is_refused_when_pairs_are_left_out():
         CrossModalLoss(hinge)(X, X, where=torch.ones(4).bool())
 
 
+@pytest.mark.parametrize("keys", [False, True])
+def test_gradient_with_masks_keys_and_scale(keys):
+    x, k, scale = randn(6, 3).requires_grad_(), randn(6, 3, seed=1).requires_grad_(), torch.tensor([2.0]).double()
+    memory = EmbeddingMemory(3, 3).double()
+    memory.update(randn(3, 3, seed=2), [0, 1, 2], ids=[0, 9, 8])
+
+    def loss(x, k, scale):
+        criterion = EmbeddingLoss(nt_xent_loss, memory=copy.deepcopy(memory), scale=lambda: scale)
+        options = {"keys": k} if keys else {}
+        return criterion(x, [0, 1, 0, 1, 2, 0], where=WHERE, ids=[0, 1, 2, 3, 4, 0], **options)
+
+    assert torch.autograd.gradcheck(loss, (x, k if keys else k.detach(), scale.requires_grad_()))
+
+
+def test_a_sum_of_a_batch_without_pairs_is_a_zero():
+    with pytest.warns(UndefinedListWarning, match="^0 of 1 lists have a pair: the loss is a constant 0"):
+        assert EmbeddingLoss(torch.nn.MSELoss(reduction="sum"))(torch.ones(1, 3), [0]).item() == 0
+
+
 def test_masked_compiles_to_one_graph():
     torch._dynamo.reset()
     x, labels = randn(6, 4, dtype=torch.float32), torch.tensor([0, 0, 1, 1, 2, 2])
@@ -956,6 +976,7 @@ def test_mined_pairs_are_the_lists():
             lambda c, t=tensors: c(x, labels, t),
             lambda c, t=tensors: c(x, labels, indices_tuple=t),
             lambda c, t=tensors: c(x, None, t),
+            lambda c, t=tensors: c(x, indices_tuple=t),
             lambda c, t=given: c(x, labels, tuple(np.array(part) for part in t)),
         ):
             seen = Seen()
@@ -1153,6 +1174,17 @@ EMBEDDING_LOSS_ERRORS = {
         {"indices_tuple": ([0], [1], [2]), "gather": True},
         "`indices_tuple` must not be given to a loss with gather=True: its indices are of one process. Mine and call a "
         "loss without gather on the gathered rows: sodeep.gather(embeddings), sodeep.gather(labels).",
+    ),
+    "labels of others": (
+        ValueError,
+        {"labels": [0, 1], "indices_tuple": ([0], [1], [2])},
+        "`labels` must have shape (4,) or multi-hot (4, c), one label for each row of `embeddings`, "
+        "got shape (2,) and dtype int64.",
+    ),
+    "ref_labels alone": (
+        ValueError,
+        {"ref_labels": Y},
+        "`ref_embeddings` must be given with `ref_labels`, got None.",
     ),
     "no labels": (
         TypeError,

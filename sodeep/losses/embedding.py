@@ -136,14 +136,11 @@ def _relevance(labels: Any, ref_labels: Any, n: int, m: int, two_sets: bool, dev
 @full_precision
 def _similarities_to(x: Tensor, sets: list[Tensor | None], similarity: str) -> list[Tensor]:
     """Similarities of `x` to each of `sets`, None being `x` itself."""
-    if similarity == "cosine":  # every row is brought to unit length once, not once a set
+    if similarity == "cosine" and len(sets) > 1:  # every row is brought to unit length once, not once a set
         dtype = working_dtype(x, *(y for y in sets if y is not None))
         x, similarity = _unit(x.to(dtype)), "dot"
         sets = [y if y is None else _unit(y.to(dtype)) for y in sets]
     return [_similarities(x, x if y is None else y, similarity) for y in sets]
-
-
-_same_label = full_precision(same_label)
 
 
 def _drop_diagonal(x: Tensor) -> Tensor:
@@ -288,10 +285,10 @@ class _OnEmbeddings(nn.Module):
 
     def _nothing(self, scores: Tensor, options: Mapping[str, Any]) -> Any:
         """The loss of rows without a pair, of which there are no scores: a zero with a graph, or NaN, and a warning."""
-        given = {"reduction": getattr(self.loss, "reduction", "mean"), **getattr(self.loss, "keywords", {}), **options}
+        given = {"reduction": getattr(self.loss, "reduction", None), **getattr(self.loss, "keywords", {}), **options}
+        reduction = "none" if given["reduction"] == "none" else "mean"
         none = scores.new_zeros(len(scores))
-        stats = bool(given.get("return_stats"))
-        return reduce_defined(none, none.bool(), scores, given["reduction"], stats, needs="a pair")
+        return reduce_defined(none, none.bool(), scores, reduction, bool(given.get("return_stats")), needs="a pair")
 
     def extra_repr(self) -> str:
         """The options, for repr()."""
@@ -518,10 +515,10 @@ class EmbeddingMemory(nn.Module):
         labels = self.check_labels(labels, len(embeddings))
         if ids is not None:
             ids = _as_ids(ids, "ids", len(embeddings), "embeddings", self.ids.device)
-        self.add(embeddings, labels, ids)
+        self._add(embeddings, labels, ids)
 
     @torch.no_grad()
-    def add(self, embeddings: Tensor, labels: Tensor, ids: Tensor | None) -> None:
+    def _add(self, embeddings: Tensor, labels: Tensor, ids: Tensor | None) -> None:
         """`update` with what has been checked."""
         if ids is None:
             ids = torch.full((len(embeddings),), NO_ID)
@@ -672,7 +669,7 @@ class EmbeddingLoss(_OnEmbeddings):
     def forward(
         self,
         embeddings: Tensor,
-        labels: Any,
+        labels: Any = None,
         ref_embeddings: Any = None,
         ref_labels: Any = None,
         *,
@@ -694,7 +691,7 @@ class EmbeddingLoss(_OnEmbeddings):
                 raise ValueError("`ref_emb` must not be given together with `ref_embeddings`: they are the same.")
             ref_embeddings = ref_emb
         memory = self.memory if self.training else None
-        self._check_sets(embeddings, ref_embeddings, keys, memory, indices_tuple)
+        self._check_sets(embeddings, ref_embeddings, ref_labels, keys, memory, indices_tuple)
         batch = self._read(embeddings, labels, ref_embeddings, keys, memory, where, ids, ref_ids, indices_tuple)
         embeddings, references, labels, ids, ref_ids, rows, pairs = batch
         n, m, device = len(embeddings), len(embeddings if references is None else references), embeddings.device
@@ -703,9 +700,9 @@ class EmbeddingLoss(_OnEmbeddings):
             relevant, mined = _mined_pairs(indices_tuple, n, m, device)
             pairs = _both(pairs, mined)
         elif self._has_own_references(memory, keys):
-            relevant = _same_label(labels, labels)
+            relevant = same_label(labels, labels)
         else:
-            relevant = full_precision(_relevance)(labels, ref_labels, n, m, ref_embeddings is not None, device)
+            relevant = _relevance(labels, ref_labels, n, m, ref_embeddings is not None, device)
         if rows is not None:
             columns = rows.new_ones(m) if references is not None and keys is None else rows
             pairs = _both(pairs, rows[:, None] & columns)
@@ -726,31 +723,34 @@ class EmbeddingLoss(_OnEmbeddings):
         if pairs is not None or past_pairs is not None:
             pairs = torch.cat([_or_all(pairs, scores), _or_all(past_pairs, past_scores)], 1)
         scores = torch.cat([scores, past_scores], 1)
-        relevant = torch.cat([relevant, _same_label(labels, past_labels.to(labels))], 1)
+        relevant = torch.cat([relevant, same_label(labels, past_labels.to(labels))], 1)
         value = self._value(self._scaled(scores), relevant, pairs, options)
 
         new = embeddings if references is None else references
         if rows is not None:
             new, labels, ids = new[rows], labels[rows], ids if ids is None else ids[rows]
-        memory.add(new, labels, ids)
+        memory._add(new, labels, ids)
         return value
 
     def _has_own_references(self, memory: EmbeddingMemory | None, keys: Tensor | None) -> str:
-        """Of a loss that takes no reference set: what it has in place of one."""
-        return (
-            "gather=True" if self.gather else "a memory" if memory is not None else "keys" if keys is not None else ""
-        )
+        """What keeps the loss from taking a reference set, by name; nothing if it can."""
+        if self.gather:
+            return "gather=True"
+        return "a memory" if memory is not None else "keys" if keys is not None else ""
 
     def _check_sets(
         self,
         embeddings: Any,
         ref_embeddings: Any,
+        ref_labels: Any,
         keys: Any,
         memory: EmbeddingMemory | None,
         indices_tuple: Any,
     ) -> None:
         """Embeddings, keys and reference set are rows of one width, and no two that exclude each other are given."""
         _check_rows(embeddings, "embeddings")
+        if ref_embeddings is None and ref_labels is not None:
+            raise ValueError("`ref_embeddings` must be given with `ref_labels`, got None.")
         if ref_embeddings is not None:
             if option := self._has_own_references(memory, keys):
                 raise ValueError(f"`ref_embeddings` must not be given to a loss with {option}, which has its own.")
@@ -794,6 +794,8 @@ class EmbeddingLoss(_OnEmbeddings):
         rows, pairs = self._masks(where, n, n if references is None else len(references), embeddings)
         if labels is not None or indices_tuple is None or memory is not None:
             labels = self._labels(labels, rows, embeddings, ref_embeddings, keys, memory)
+            if indices_tuple is not None:  # which says what is relevant; the labels are the batch's all the same
+                as_labels(labels, "labels", n)
         ids, ref_ids = _both_ids(ids, ref_ids, embeddings, ref_embeddings)
         embeddings = _zeroed(embeddings, rows)
         if keys is not None:
