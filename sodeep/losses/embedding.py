@@ -533,7 +533,10 @@ class EmbeddingMemory(nn.Module):
         return self._in_order(self.embeddings), self._in_order(self.labels)
 
     def get_ids(self) -> Tensor:
-        """The ids of the rows of `get`; the least int64 where a row came without."""
+        """The ids of the rows of `get`; the least int64 where a row came without.
+
+        By hand: ``criterion(embeddings, labels, *memory.get(), ids=ids, ref_ids=memory.get_ids())``.
+        """
         return self._in_order(self.ids)
 
     def _in_order(self, buffer: Tensor) -> Tensor:
@@ -581,7 +584,8 @@ class EmbeddingLoss(_OnEmbeddings):
             number, an nn.Parameter, or a module or function that gives the factor when called without arguments. A
             parameter, or one in a module, is among the parameters of this loss: hand them to the optimiser. It is the
             factor itself, 1 / temperature, where CLIP's `logit_scale` is its logarithm: see the last example. Losses on
-            a fixed range of scores (AP_Q, FastAP, histogram) want it unscaled.
+            a fixed range of scores (AP_Q, FastAP, histogram) want it unscaled. With several processes and no `gather`
+            let the model hold the parameter and give a function of it, so that DDP averages its gradient.
 
     The call takes, besides the embeddings (n, d), the labels and the reference set of `pairwise_scores`:
 
