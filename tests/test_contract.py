@@ -452,6 +452,20 @@ def test_finite_on_degenerate_embeddings(name):
             assert leaf.grad.isfinite().all(), (kind, similarity)
 
 
+@every_loss_of_relevance
+def test_masked_rows_of_embeddings_are_deleted(name):
+    member = LOSSES[name]
+    x, labels = torch.randn(9, 4, generator=seeded(), dtype=F64), torch.tensor([0, 0, 1, 1, 2, 2, 0, 1, 2])
+    where = torch.arange(9) % 4 != 2
+    padded = x.masked_fill(~where.unsqueeze(1), math.nan)
+    criterion = EmbeddingLoss(member.module(**member.options), scale=2)
+    values_are_equal(
+        value_and_grad(partial(criterion, where=where), padded, labels)[0], criterion(x[where], labels[where])
+    )
+    criterion = CrossModalLoss(member.module(**member.options))
+    values_are_equal(criterion(padded, padded.flip(1), where=where), criterion(x[where], x[where].flip(1)))
+
+
 @every_loss
 def test_layout_of_the_input(name):
     member = LOSSES[name]

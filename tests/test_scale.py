@@ -14,7 +14,8 @@ import torch.multiprocessing as mp
 from scipy import stats
 from torch import Tensor, nn
 
-from sodeep.losses.embedding import CrossModalLoss, EmbeddingLoss
+from sodeep.losses.embedding import CrossModalLoss, EmbeddingLoss, EmbeddingMemory
+from sodeep.losses.retrieval import smooth_ap_loss
 from sodeep.scale import gather, multistage_backward
 
 
@@ -319,12 +320,24 @@ def _cross_modal(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
     return CrossModalLoss(listwise, gather=True)(z, z.flip(1))
 
 
+def _masked(model: nn.Module, x: Tensor, labels: Tensor, gather: bool = True) -> Tensor:
+    """Keys, a memory, ids and masked rows: all come from all processes."""
+    z = model(x)
+    criterion = EmbeddingLoss(smooth_ap_loss, memory=EmbeddingMemory(4, z.shape[1]).double(), gather=gather)
+    ids, real = (x[:, 0] > 0).long() + 2 * labels, x[:, 1] > -0.5
+    criterion.memory.update(X[:3, : z.shape[1]], LABELS[:3], ids=[0, 2, 4])
+    value = criterion(z, labels, keys=z.detach().flip(1), where=real, ids=ids)
+    stored = criterion.memory.get()
+    return value + stored[0].sum() + stored[1].sum()
+
+
 STEPS = {
     "by hand": lambda model, x, labels: EmbeddingLoss(listwise)(gather(model(x)), gather(labels)),
     "option": lambda model, x, labels: EmbeddingLoss(listwise, gather=True)(model(x), labels),
     "strings": lambda model, x, labels: EmbeddingLoss(listwise, gather=True)(model(x), [f"class {y}" for y in labels]),
     "multistage": _by_chunks,
     "cross-modal": _cross_modal,
+    "masked": _masked,
 }
 """A training step on the rows of one process that is to equal the step of one process on all rows."""
 
@@ -379,6 +392,15 @@ def _results(rank: int) -> dict[str, object]:
     except ValueError as error:
         results["dtype"] = str(error)
 
+    for name, criterion in (
+        ("nan", lambda z: EmbeddingLoss(listwise, gather=True)(z, LABELS[mine])),
+        ("cross-modal nan", lambda z: CrossModalLoss(listwise, gather=True)(z, X[mine])),
+    ):
+        try:
+            criterion(X[mine] / 0 if rank else X[mine])
+        except ValueError as error:
+            results[name] = str(error)
+
     return results
 
 
@@ -414,10 +436,21 @@ def test_the_gradient_of_a_leaf_is_the_sum_over_processes(two_processes):
 def test_value_and_gradient_under_ddp_are_those_of_one_process(two_processes, name):
     model = encoder()
     z = model(X)
-    value = CrossModalLoss(listwise)(z, z.flip(1)) if name == "cross-modal" else loss(z)
+    if name == "masked":
+        value = _masked(model, X, LABELS, gather=False)
+    else:
+        value = CrossModalLoss(listwise)(z, z.flip(1)) if name == "cross-modal" else loss(z)
     value.backward()
     for results in two_processes:
         torch.testing.assert_close(results[name], (value.detach(), grads(model)))
+
+
+def test_what_is_not_finite_on_one_process_is_refused_on_every_process(two_processes):
+    for results in two_processes:
+        assert results["nan"].startswith(
+            "`embeddings` must be finite, got 12 NaN or infinite of 42 values, the first ("
+        )
+        assert results["cross-modal nan"].startswith("`queries` must be finite, got 12 NaN or infinite of 42 values, ")
 
 
 def test_what_does_not_fit_is_refused_on_every_process(two_processes):
