@@ -24,6 +24,7 @@ ORDER = [
     "generators",
     "_comparing",
     "_counting",
+    "_frozen",
     "sorters",
     "checkpoint",
     "export",

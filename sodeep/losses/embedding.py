@@ -10,6 +10,7 @@ embeddings. Two rows are a pair by their index: a row is never its own pair, but
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -203,6 +204,11 @@ def _check_loss(loss: object) -> Callable[..., Any]:
     return loss
 
 
+def _seal(seen: Any) -> Any:
+    """What stands beside a count of rows that was counted, and hardly ever beside one that memory happened to hold."""
+    return seen * 1_000_003 + 7_919
+
+
 class EmbeddingMemory(nn.Module):
     """The last `size` embeddings and their labels: more references than a batch holds, for any loss.
 
@@ -221,7 +227,8 @@ class EmbeddingMemory(nn.Module):
 
     Shape:
         `embeddings` (size, dim) float32 and `labels` (size,) int64 or (size, num_classes) bool, of which the first
-        `seen` are filled.
+        `seen` are filled; `seal` tells that count from what memory without values holds: the memory then starts empty,
+        with a warning.
 
     Source: Wang, Zhang, Huang, Scott, "Cross-Batch Memory for Embedding Learning", CVPR 2020. There the loss on the
     memory is added to that on the batch; here both are one list.
@@ -237,6 +244,7 @@ class EmbeddingMemory(nn.Module):
     embeddings: Tensor
     labels: Tensor
     seen: Tensor
+    seal: Tensor
 
     def __init__(self, size: int, dim: int, *, num_classes: int | None = None, warmup: int = 0) -> None:
         super().__init__()
@@ -250,6 +258,7 @@ class EmbeddingMemory(nn.Module):
         empty = torch.zeros(size, dtype=torch.int64) if num_classes is None else torch.zeros(size, num_classes).bool()
         self.register_buffer("labels", empty)
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("seal", _seal(self.seen))
 
     def check_labels(self, labels: Any, rows: int) -> Tensor:
         """`labels` of `rows` rows as they would be stored; TypeError or ValueError if they cannot be."""
@@ -269,15 +278,29 @@ class EmbeddingMemory(nn.Module):
         if embeddings.shape[1] != self.dim:
             raise ValueError(f"`embeddings` must have shape (n, {self.dim}), got shape {tuple(embeddings.shape)}.")
         labels = self.check_labels(labels, len(embeddings))
+        self.seen.masked_fill_(self.seal != _seal(self.seen), 0)
         skip = max(len(embeddings) - self.size, 0)
         places = (self.seen + torch.arange(skip, len(embeddings), device=self.seen.device)) % self.size
         self.embeddings[places] = embeddings[skip:].to(self.embeddings)
         self.labels[places] = labels[skip:].to(self.labels)
         self.seen += len(embeddings)
+        self.seal.copy_(_seal(self.seen))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if isinstance(seen := state_dict.get(f"{prefix}seen"), Tensor):  # an older checkpoint has no seal
+            state_dict.setdefault(f"{prefix}seal", _seal(seen))
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def get(self) -> tuple[Tensor, Tensor]:
         """The rows and their labels, oldest first, as copies; no rows before `warmup` rows have been seen."""
-        seen = int(self.seen)
+        seen, seal = torch.stack([self.seen, self.seal]).tolist()
+        if seal != _seal(seen):
+            warnings.warn(
+                "The EmbeddingMemory is empty: its buffers came without values, as to_empty leaves them, and "
+                "from_pretrained where the checkpoint has none.",
+                stacklevel=2,
+            )
+            seen = 0
         if seen < self.warmup:
             return self.embeddings[:0], self.labels[:0]
         # copies: an update between forward and backward must not change what the graph holds
