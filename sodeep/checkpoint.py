@@ -178,6 +178,7 @@ def load_sorter(name_or_path: str | os.PathLike[str]) -> Sorter:
         header, tensors = _read(path, *_stamp(path))
         sorter = _restore(path, header, tensors)
     sorter.trained = json.loads(json.dumps(header["training"]))
+    sorter.source = os.fspath(name_or_path)
     return sorter.freeze()
 
 

@@ -470,7 +470,8 @@ def test_loss_modules_are_registered_and_shown():
     inner = torch.nn.Linear(1, 1)
     criterion = EmbeddingLoss(inner, "dot", memory=EmbeddingMemory(2, 3, warmup=1))
     assert set(criterion.state_dict()) == {
-        "loss.weight", "loss.bias", "memory.embeddings", "memory.labels", "memory.ids", "memory.seen",
+        "loss.weight", "loss.bias",
+        "memory.embeddings", "memory.labels", "memory.ids", "memory.seen", "memory.seal",
     }  # fmt: skip
     assert "similarity='dot', gather=False" in repr(criterion)
     assert "size=2, dim=3, num_classes=None, warmup=1" in repr(criterion)

@@ -25,6 +25,7 @@ ORDER = [
     "generators",
     "_comparing",
     "_counting",
+    "_frozen",
     "sorters",
     "checkpoint",
     "export",

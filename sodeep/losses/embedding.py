@@ -11,6 +11,7 @@ embeddings. Two rows are a pair by their index: a row is never its own pair, but
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -434,6 +435,11 @@ def _rolled(x: Tensor, first: int) -> Tensor:
     return x.roll(-first, 0)
 
 
+def _seal(seen: Any) -> Any:
+    """What stands beside a count of rows that was counted, and hardly ever beside one that memory happened to hold."""
+    return seen * 1_000_003 + 7_919
+
+
 class EmbeddingMemory(nn.Module):
     """The last `size` embeddings and their labels: more references than a batch holds, for any loss.
 
@@ -458,7 +464,8 @@ class EmbeddingMemory(nn.Module):
 
     Shape:
         `embeddings` (size, dim) float32, `labels` (size,) int64 or (size, num_classes) bool, and `ids` (size,) int64,
-        of which the first `seen` are filled. A state dict without `ids`, as earlier versions made them, is of rows
+        of which the first `seen` are filled. `seal` tells that count from what a buffer without values holds: the
+        memory then starts empty, with a warning. A state dict without `ids`, as earlier versions made them, is of rows
         without ids.
 
     Source: Wang, Zhang, Huang, Scott, "Cross-Batch Memory for Embedding Learning", CVPR 2020. There the loss on the
@@ -478,6 +485,7 @@ class EmbeddingMemory(nn.Module):
     labels: Tensor
     ids: Tensor
     seen: Tensor
+    seal: Tensor
 
     def __init__(self, size: int, dim: int, *, num_classes: int | None = None, warmup: int = 0) -> None:
         super().__init__()
@@ -492,6 +500,7 @@ class EmbeddingMemory(nn.Module):
         self.register_buffer("labels", empty)
         self.register_buffer("ids", torch.full((size,), NO_ID))
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("seal", _seal(self.seen))
 
     def check_labels(self, labels: Any, rows: int) -> Tensor:
         """`labels` of `rows` rows as they would be stored; TypeError or ValueError if they cannot be."""
@@ -525,11 +534,13 @@ class EmbeddingMemory(nn.Module):
         """`update` with what has been checked."""
         if ids is None:
             ids = torch.full((len(embeddings),), NO_ID)
+        self.seen.masked_fill_(self.seal != _seal(self.seen), 0)
         skip = max(len(embeddings) - self.size, 0)
         places = (self.seen + torch.arange(skip, len(embeddings), device=self.seen.device)) % self.size
         for kept, new in ((self.embeddings, embeddings), (self.labels, labels), (self.ids, ids)):
             kept[places] = new[skip:].to(kept)
         self.seen += len(embeddings)
+        self.seal.copy_(_seal(self.seen))
 
     def get(self) -> tuple[Tensor, Tensor]:
         """The rows and their labels, oldest first, as copies; no rows before `warmup` rows have been seen."""
@@ -543,12 +554,24 @@ class EmbeddingMemory(nn.Module):
         return self._in_order(self.ids)
 
     def _in_order(self, buffer: Tensor) -> Tensor:
-        self._check_real()
-        seen = int(self.seen)
+        seen = self._count()
         if seen < self.warmup:
             return buffer[:0]
         # copies: an update between forward and backward must not change what the graph holds
         return buffer[:seen].clone() if seen < self.size else _rolled(buffer, seen % self.size)
+
+    def _count(self) -> int:
+        """Rows seen so far; none, with a warning, where the buffers hold what nobody put there."""
+        self._check_real()
+        seen, seal = torch.stack([self.seen, self.seal]).tolist()
+        if seal == _seal(seen):
+            return int(seen)
+        warnings.warn(
+            "The EmbeddingMemory is empty: its buffers came without values, as to_empty leaves them, and "
+            "from_pretrained where the checkpoint has none.",
+            stacklevel=4,
+        )
+        return 0
 
     def _check_real(self) -> None:
         if self.seen.is_meta:
@@ -558,9 +581,12 @@ class EmbeddingMemory(nn.Module):
             )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        # earlier versions had neither ids nor a seal
         if f"{prefix}labels" in state_dict and f"{prefix}ids" not in state_dict:
             labels = state_dict[f"{prefix}labels"]
             state_dict = state_dict | {f"{prefix}ids": torch.full(labels.shape[:1], NO_ID, device=labels.device)}
+        if f"{prefix}seen" in state_dict and f"{prefix}seal" not in state_dict:
+            state_dict = state_dict | {f"{prefix}seal": _seal(state_dict[f"{prefix}seen"])}
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:
