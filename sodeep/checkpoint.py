@@ -15,8 +15,6 @@ A checkpoint of the 2019 training script is a pickle: `import_sodeep2019` reads 
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import dataclasses
 import difflib
 import functools
@@ -37,6 +35,8 @@ from torch import Tensor
 
 import sodeep
 from sodeep._checks import describe, plain
+from sodeep._pickle_stream import NotPlainError
+from sodeep._torch_file import read_torch_file
 from sodeep.sorters import SORTERS, Sorter, build_sorter
 
 FORMAT_VERSION = 1
@@ -250,8 +250,9 @@ def import_sodeep2019(path: str | os.PathLike[str]) -> Sorter:
     """A sorter from a checkpoint of the 2019 training script (``best_*.pth.tar``), without running code from it.
 
     Such a file is a pickle of a dict: the weights as ``state_dict``, the command line as an `argparse.Namespace` under
-    ``args_dict``. PyTorch's weights-only reader is allowed that one class beside tensors and plain values; a file that
-    asks for any other is refused. Its weights may lie on a GPU and carry the ``module.`` prefix of `DataParallel`.
+    ``args_dict``. It is not unpickled: a reader of such files reads it, and refuses one that holds anything but dense
+    tensors, plain values and that one class. Its weights may lie on a GPU and carry the ``module.`` prefix of
+    `DataParallel`.
 
     Returns:
         The same network, frozen, on the CPU. Its ranks are n times the outputs of the original, which sees raw scores:
@@ -265,16 +266,12 @@ def import_sodeep2019(path: str | os.PathLike[str]) -> Sorter:
     if not path.is_file():
         raise FileNotFoundError(f"`path` must be a 2019 checkpoint, got {path}, not a file.")
     try:
-        with _namespace_allowed():
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
-        raise
-    except Exception as error:  # whatever damaged bytes lead the reader to
-        asked = re.search(r"GLOBAL (\S+)", str(error))
-        found = f"it asks to run {asked[1]}, which is refused" if asked else _recognise(path) or "it is damaged"
+        checkpoint = read_torch_file(path)
+    except NotPlainError as error:
         raise ValueError(
-            f"{path} is not a 2019 checkpoint: {found}. It should be a torch.save file of a dict with the weights, "
-            "plain values and the argparse.Namespace of the command line, nothing else."
+            f"{path} is not a 2019 checkpoint: {_recognise(path) or error}. It should be a torch.save file of a dict "
+            "with the weights, plain values and the argparse.Namespace of the command line, nothing else. "
+            "If it was copied, copy it again."
         ) from None
     if not isinstance(checkpoint, dict) or not {"args_dict", "state_dict"} <= checkpoint.keys():
         keys = f" with {sorted(map(str, checkpoint))[:8]}" if isinstance(checkpoint, dict) else ""
@@ -284,7 +281,6 @@ def import_sodeep2019(path: str | os.PathLike[str]) -> Sorter:
             "Use the file that the training script wrote, not the bare weights."
         )
     args, weights = checkpoint["args_dict"], checkpoint["state_dict"]
-    args = vars(args) if isinstance(args, argparse.Namespace) else args
     if not isinstance(args, dict) or not isinstance(weights, dict):
         raise ValueError(f"{path} is not a 2019 checkpoint: its 'args_dict' or 'state_dict' is of another type.")
     model = args.get("model_type")
@@ -332,14 +328,6 @@ def _rename_2019(key: str) -> str:
     key = re.sub(r"^(conv1|layer10)\.", "head.", key)
     key = re.sub(r"^layer([1-9])\.", lambda match: f"layers.{int(match[1]) - 1}.", key)
     return re.sub(r"^lin([1-3])\.", lambda match: f"layers.{2 * int(match[1]) - 2}.", key)
-
-
-def _namespace_allowed() -> contextlib.AbstractContextManager[Any]:
-    """Lets PyTorch's weights-only reader build an `argparse.Namespace`: an object with attributes, no behaviour."""
-    if hasattr(torch.serialization, "safe_globals"):
-        return torch.serialization.safe_globals([argparse.Namespace])
-    torch.serialization.add_safe_globals([argparse.Namespace])  # torch 2.4 has no context
-    return contextlib.nullcontext()
 
 
 def _shipped() -> dict[str, Path]:
@@ -496,10 +484,6 @@ def _restore(path: Path, header: Mapping[str, Any], tensors: Mapping[str, Tensor
 
 def _tensor_fault(tensor: Tensor) -> str | None:
     """What keeps a tensor of the right shape from being a weight or a buffer of a sorter."""
-    if tensor.layout != torch.strided or tensor.is_quantized:
-        return "is sparse or quantised"
-    if tensor.untyped_storage().nbytes() < tensor.numel() * tensor.itemsize:
-        return "is larger than what the file holds of it"  # few numbers, repeated: a copy could fill the memory
     if tensor.is_floating_point():
         bad = int((~tensor.float().isfinite()).sum())
         return f"has {bad} NaN or infinite of {tensor.numel()} values" if bad else None
