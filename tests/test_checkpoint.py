@@ -1,4 +1,6 @@
 import argparse
+import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 
 import sodeep
 from sodeep import checkpoint
+from sodeep._sealed import header_end, seal
 from sodeep.checkpoint import import_sodeep2019, list_sorters, load_sorter, read_header, save_sorter, write_atomic
 from sodeep.sorters import SORTERS, Sorter, build_sorter
 
@@ -330,12 +333,10 @@ def saved(tmp_path: Path, **changes: object) -> tuple[bytes, dict[str, object]]:
 
 
 def rewritten(tmp_path: Path, tensors: dict[str, Tensor] | None = None, **changes: object) -> bytes:
-    """A file with a valid checksum and layout, but with another header or other tensors."""
+    """A file with valid checksums and layout, but with another header or other tensors."""
     data, header = saved(tmp_path)
     tensors = safetensors.torch.load(data) if tensors is None else tensors
-    checksum = checkpoint._checksum(safetensors.torch.save(tensors))
-    header = {**header, "sha256": checksum, **changes}
-    return safetensors.torch.save(tensors, metadata={"sodeep": json.dumps(header)})
+    return seal(tensors, "sodeep", {**header, **changes})
 
 
 def good_tensors(tmp_path: Path) -> dict[str, Tensor]:
@@ -469,6 +470,12 @@ BAD_CONTENT = {
         + "; ".join(f"rnn.{key} has dtype int32" for key in SUM_KEYS)
         + f". {AGAIN}",
     ),
+    "weights of bfloat16": (
+        lambda folder: rewritten(folder, {key: tensor.bfloat16() for key, tensor in good_tensors(folder).items()}),
+        "its tensors are not those of this gru-sum sorter: "
+        + "; ".join(f"rnn.{key} has dtype bfloat16" for key in SUM_KEYS)
+        + f". {AGAIN}",
+    ),
     "complex weights": (
         lambda folder: rewritten(folder, {key: tensor + 0j for key, tensor in good_tensors(folder).items()}),
         "its tensors are not those of this gru-sum sorter: "
@@ -506,6 +513,97 @@ def test_files_with_bad_content_say_what_is_wrong(case: str, tmp_path: Path) -> 
     path = tmp_path / "bad.safetensors"
     path.write_bytes(content(tmp_path))
     with pytest.raises(ValueError, match=whole(f"{path} is not a sorter file: {found}")):
+        load_sorter(path)
+
+
+def resealed(data: bytes, change: Callable[[dict[str, object], dict[str, object]], object]) -> bytes:
+    """A file with another header and the checksums it had, as an editor would leave it."""
+    end = header_end(data)
+    layout = json.loads(data[8:end])
+    header = json.loads(layout["__metadata__"]["sodeep"])
+    change(layout, header)
+    layout["__metadata__"]["sodeep"] = json.dumps(header, sort_keys=True)
+    text = json.dumps(layout, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + data[end:]
+
+
+def swap_weights(layout: dict[str, object], header: dict[str, object]) -> None:
+    a, b = "rnn.weight_ih_l0", "rnn.weight_ih_l0_reverse"
+    layout[a], layout[b] = layout[b], layout[a]
+
+
+CHANGED_HEADERS = {
+    "tensors swapped": swap_weights,
+    "another option": lambda layout, header: header["config"].update(normalize=False),
+    "another length": lambda layout, header: header["training"].update(lengths=[2, 3]),
+    "another version": lambda layout, header: header.update(library_version="0"),
+    "another field": lambda layout, header: header.update(more=1),
+}
+
+
+@pytest.mark.parametrize("case", CHANGED_HEADERS)
+def test_the_checksum_covers_the_header(case: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.safetensors"
+    data = saved(tmp_path)[0]
+    path.write_bytes(resealed(data, lambda layout, header: None))
+    assert load_sorter(path).name == "gru-sum"
+    path.write_bytes(resealed(data, CHANGED_HEADERS[case]))
+    message = f"{path} is not a sorter file: its header is damaged (the checksum differs). {AGAIN}"
+    for read in (load_sorter, read_header):
+        with pytest.raises(ValueError, match=whole(message)):
+            read(path)
+
+
+def test_every_flipped_bit_of_a_header_is_refused_or_changes_nothing(tmp_path: Path) -> None:
+    path, data = tmp_path / "bad.safetensors", saved(tmp_path)[0]
+    good = read_header(tmp_path / "good.safetensors")
+    cards = []
+    for place in range(0, header_end(data), 3):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1 << place % 8]) + data[place + 1 :])
+        with contextlib.suppress(ValueError):
+            cards.append(read_header(path))
+    # without a field of the name "checksum" it is a file of before it existed
+    assert len(cards) <= len("checksum")
+    assert all(dataclasses.replace(card, name="good", path=good.path) == good for card in cards)
+
+
+def test_files_without_a_header_checksum_load(tmp_path: Path) -> None:
+    path = tmp_path / "old.safetensors"
+    path.write_bytes(resealed(saved(tmp_path)[0], lambda layout, header: header.pop("checksum")))
+    same_bits(load_sorter(path), load_sorter(tmp_path / "good.safetensors"))
+    data = resealed(saved(tmp_path)[0], lambda layout, header: header.update(checksum="0" * 64))
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"its header is damaged \(the checksum differs\)"):
+        load_sorter(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("lstm", {"seq_len": 3_000_000}),
+        ("cnn", {"seq_len": 3_000_000}),
+        ("lstm", {"seq_len": LENGTH, "layers": 1024}),
+        ("lstm-end", {"seq_len": 10**9}),
+        ("set", {"frequencies": [1024] * 1024}),
+        ("set", {"frequencies": [1] * 1024}),
+    ],
+)
+def test_headers_that_ask_for_much_build_nothing(name: str, config: dict[str, object], tmp_path: Path) -> None:
+    path = tmp_path / "bad.safetensors"
+    path.write_bytes(rewritten(tmp_path, sorter=name, config=config))
+    with pytest.raises(ValueError, match=r"is not a sorter file: its (config|tensors)") as error:
+        load_sorter(path)
+    assert len(str(error.value)) < 1000
+
+
+def test_long_headers_are_parsed_only_if_sound(tmp_path: Path) -> None:
+    path = tmp_path / "long.safetensors"
+    training = {"note": "x" * 5 * 2**20}
+    assert load_sorter(save_sorter(path, small_sorter("gru-sum"), training)).trained == training
+    path.write_bytes(resealed(path.read_bytes(), lambda layout, header: header["training"].update(note="[" * 2**23)))
+    message = f"{path} is not a sorter file: its header is damaged (it is long, and the checksum differs). {AGAIN}"
+    with pytest.raises(ValueError, match=whole(message)):
         load_sorter(path)
 
 

@@ -27,6 +27,7 @@ ORDER = [
     "sorters",
     "_pickle_stream",
     "_plain_pickle",
+    "_sealed",
     "_torch_file",
     "checkpoint",
     "export",
