@@ -559,7 +559,7 @@ class _Run:
             "best_objective": self.best_objective,
             "history": self.history,
         }
-        write_atomic(path, seal(self._tensors(self._moments()), _STATE_KEY, header))
+        write_atomic(path, seal(self._tensors(self.optimizer.state), _STATE_KEY, header))
 
     def restore(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
         """Put back what `save_state` wrote.
@@ -567,12 +567,8 @@ class _Run:
         Raises:
             ValueError: it is of another network, another kind of device, or does not agree with itself.
         """
-        like = {
-            f"{key}/{name}": torch.zeros(()) if key == "step" else p
-            for key in _MOMENTS
-            for name, p in self.parameters.items()
-        }
-        expected = self._tensors(like)
+        moved = {name: p for name, p in self.parameters.items() if f"optimizer/step/{name}" in tensors}
+        expected = self._tensors({p: {"step": torch.zeros(()), "exp_avg": p, "exp_avg_sq": p} for p in moved.values()})
         faults = misfits(expected, tensors) or [
             f"{name} has dtype {tensor.dtype} instead of {expected[name].dtype}"
             for name, tensor in tensors.items()
@@ -589,25 +585,21 @@ class _Run:
         tensors = {name: t.to(self.device) for name, t in tensors.items()}
         self._put(_under(tensors, "sorter/"))
         self.best, self.average = _under(tensors, "best/"), _under(tensors, "average/")
-        for name, parameter in self.parameters.items():
+        for name, parameter in moved.items():
             self.optimizer.state[parameter] = {key: tensors[f"optimizer/{key}/{name}"] for key in _MOMENTS}
         self.step, self.best_objective = header["step"], header["best_objective"]
         self.earlier_seconds = header["seconds"]
         self.history = list(header["history"])
         self.mark = (time.perf_counter(), self.step)
 
-    def _tensors(self, moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Those of the state; `moments` are the optimiser's."""
+    def _tensors(self, moments: Mapping[Tensor, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Those of the state. `moments` are the optimiser's, of each parameter that it has moved."""
         tensors = {"generator": self.generator.get_state(), "lengths": self.lengths.get_state()}
         for group, weights in (("sorter", self.weights), ("best", self.best), ("average", self.average)):
             tensors.update({f"{group}/{name}": tensor for name, tensor in weights.items()})
-        tensors.update({f"optimizer/{name}": tensor for name, tensor in moments.items()})
+        for name, parameter in self.parameters.items():
+            tensors.update({f"optimizer/{key}/{name}": value for key, value in moments.get(parameter, {}).items()})
         return {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-
-    def _moments(self) -> dict[str, Tensor]:
-        return {
-            f"{key}/{name}": self.optimizer.state[p][key] for key in _MOMENTS for name, p in self.parameters.items()
-        }
 
     def _check_history(self, header: Mapping[str, Any]) -> None:
         rows, step = header["history"], header["step"]
@@ -619,7 +611,7 @@ class _Run:
             if row["errors"].keys() != self.validation.keys() or not all(map(is_number, numbers)):
                 raise ValueError(f"a validation with {describe(row)}")
         steps = [row["step"] for row in rows]
-        best = min((row["objective"] for row in rows), default=math.inf)
+        best = min((row["objective"] for row in rows if not math.isnan(row["objective"])), default=math.inf)
         if steps != sorted({*steps}) or (steps and steps[-1] > step) or best != header["best_objective"]:
             raise ValueError("a history of other validations than those of its step")
 
@@ -934,6 +926,7 @@ class _Log:
         if log_dir is not None:
             from torch.utils.tensorboard import SummaryWriter
 
+            _await_next_second(Path(log_dir))
             # a killed run may have logged what its state does not know of, or not have logged what it does know
             again = bool(run.history) and run.history[-1]["step"] == run.step
             self.writer = SummaryWriter(
@@ -1021,5 +1014,18 @@ class _Log:
                 for name, value in result.config.to_dict().items()
             }
             metrics = {f"final/{name}": error for name, error in result.errors.items()}
-            # at the last step, so that a run resumed after it replaces them
-            self.writer.add_hparams(config, metrics, run_name=".", global_step=result.steps)
+            from torch.utils.tensorboard.summary import hparams
+
+            # what add_hparams does in a file of its own, which a resumed run could not replace
+            for summary in hparams(config, metrics):  # type: ignore[no-untyped-call]
+                self.writer.file_writer.add_summary(summary, result.steps)
+            for name, error in metrics.items():
+                self.writer.add_scalar(name, error, result.steps)
+            self.writer.flush()
+
+
+def _await_next_second(log_dir: Path) -> None:
+    """TensorBoard reads a folder's files in the order of the seconds in their names: not two of one second."""
+    seconds = [file.name.split(".")[3] for file in log_dir.glob("events.out.tfevents.*")]
+    if f"{int(time.time()):010d}" in seconds:
+        time.sleep(1 - time.time() % 1)
