@@ -716,7 +716,7 @@ def whole_log(tmp_path_factory):
     ],
 )
 def test_a_log_that_was_cut_off_ends_up_whole(tmp_path, monkeypatch, whole_log, name, count, kept, error):
-    """At the first point, within the second, after it, before the last picture, when all is logged: the state is kept."""
+    """At the first point, within the second, after it, before the last picture, when all is logged: the state stays."""
     from torch.utils.tensorboard import SummaryWriter
 
     calls, function = [], getattr(SummaryWriter, name)
