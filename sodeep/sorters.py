@@ -662,6 +662,7 @@ class SetSorter(Sorter):
             )
         check_count(len(frequencies), "len(frequencies)")
         frequencies = [check_count(value, "frequencies") for value in frequencies]
+        check_count(sum(frequencies), "sum(frequencies)")
         smoothness = check_positive(smoothness, "smoothness")
         condition = check_at_least(condition, 1, "condition")
         super().__init__(
