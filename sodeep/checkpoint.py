@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 import sodeep
-from sodeep._checks import describe, plain
+from sodeep._checks import describe, plain, user_path
 from sodeep._pickle_stream import NotPlainError
 from sodeep._sealed import (
     MOST_HEADER,
@@ -237,7 +237,7 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> Path:
     of any new file. If that fails, the temporary file is removed and `path` is as before. What killed writers of the
     same file left is removed too.
     """
-    path = Path(path)
+    path = user_path(path)
     target = Path(os.path.realpath(path))  # through a symbolic link, not over it
     if not target.parent.is_dir():
         raise FileNotFoundError(f"`path` must be in a folder that exists, got {path}. Make it first: {target.parent}.")
@@ -307,7 +307,7 @@ def import_sodeep2019(path: str | os.PathLike[str]) -> Sorter:
         FileNotFoundError: no such file.
         ValueError: another kind of file; the message says what was found.
     """
-    path = Path(path)
+    path = user_path(path)
     if not path.is_file():
         raise FileNotFoundError(f"`path` must be a 2019 checkpoint, got {path}, not a file.")
     try:
@@ -392,7 +392,7 @@ def _find(name_or_path: str | os.PathLike[str]) -> Path:
     name = os.fspath(name_or_path)
     if name in shipped and isinstance(name_or_path, str):
         return shipped[name]
-    path = Path(name)
+    path = user_path(name)
     if path.is_dir():
         raise ValueError(f"{path} is not a sorter file: it is a folder. Give the .safetensors file in it.")
     if not path.exists():

@@ -32,7 +32,10 @@ DISTRIBUTIONS = {"normal": 1.0, "ties": 1.0}
 
 
 def tiny(**changes):
-    return TrainConfig(**{**TINY, "distributions": DISTRIBUTIONS, **changes})
+    options = {**TINY, "distributions": DISTRIBUTIONS, **changes}
+    if "seq_len" in changes:
+        del options["lengths"]
+    return TrainConfig(**options)
 
 
 def weights(sorter):
@@ -121,6 +124,21 @@ def test_recipe_fills_in_what_is_not_given():
             f"`weights` must be one of {', '.join([*sodeep.DISTRIBUTIONS, 'user'])}, got 'gaussian'.",
         ),
         (
+            {"sorter": "lstm", "lengths": (5, 50)},
+            "`lengths` must not be given for the lstm sorter, which is tied to one length of list, got (5, 50). "
+            "Give that as `seq_len`, or train a length-free sorter such as 'set'.",
+        ),
+        (
+            {"seq_len": 20, "lengths": [5, 50]},
+            "`lengths` must not be given beside `seq_len`, the one length to train for, got (5, 50) and 20. "
+            "Leave one of them out.",
+        ),
+        (
+            {"sorter": "cnn", "seq_len": 20},
+            "`seq_len` must be at least 37 for the cnn sorter, whose convolutions shorten the list by 36, got 20. "
+            "Use a length-free sorter such as 'set' for short lists.",
+        ),
+        (
             {"device": "tpu9"},
             "`device` must be auto, cpu, cuda, cuda:1, ..., got 'tpu9'.",
         ),
@@ -169,12 +187,31 @@ def test_best_weights_are_kept(monkeypatch):
     from sodeep import training
 
     monkeypatch.setattr(training._Run, "learning_rate", lambda run: 1e-3 if run.step < 2 else 0.3)
-    spoilt = train_sorter(tiny())
+    random = {"sorter": "gru-sum", "seq_len": 8}  # the set sorter starts better than two steps make it
+    spoilt = train_sorter(tiny(**random))
     monkeypatch.setattr(training._Run, "learning_rate", lambda run: 1e-3)
-    short = train_sorter(tiny(steps=2))
+    short = train_sorter(tiny(**random, steps=2))
+    assert spoilt.best_step == 2
     assert spoilt.history[-1]["objective"] > spoilt.history[0]["objective"]
     assert spoilt.errors == spoilt.history[0]["errors"] == short.errors
     assert_same_weights(weights(spoilt.sorter), weights(short.sorter))
+
+
+def test_first_weights_are_kept_where_no_validation_is_better(tmp_path, monkeypatch):
+    from sodeep import training
+
+    monkeypatch.setattr(training._Run, "learning_rate", lambda run: 0.3)
+    result = train_sorter(tiny(), out=tmp_path / "whole")
+    assert result.best_step == 0
+    assert result.error < min(row["errors"]["validation"] for row in result.history)
+    assert_same_weights(weights(result.sorter), training._Run(tiny()).weights)
+    interrupt_after(monkeypatch, step=3)
+    with pytest.raises(TrainingInterrupted):
+        train_sorter(tiny(), out=tmp_path / "parts")
+    monkeypatch.undo()
+    monkeypatch.setattr(training._Run, "learning_rate", lambda run: 0.3)
+    assert train_sorter(out=tmp_path / "parts", resume=True).best_step == 0
+    assert (tmp_path / "whole").read_bytes() == (tmp_path / "parts").read_bytes()
 
 
 @pytest.mark.parametrize("sorter", ["mlp", "gru-sum"])
@@ -195,8 +232,9 @@ def test_training_learns(sorter):
 
 
 def test_ema_validates_the_average():
-    result = train_sorter(tiny(ema=0.9))
-    plain = train_sorter(tiny())
+    random = {"sorter": "gru-sum", "seq_len": 8}
+    result = train_sorter(tiny(**random, ema=0.9))
+    plain = train_sorter(tiny(**random))
     name, value = next(iter(weights(result.sorter).items()))
     assert not torch.equal(value, weights(plain.sorter)[name])
 
@@ -329,6 +367,46 @@ def test_in_a_thread_signals_are_left_alone():
     thread.start()
     thread.join()
     assert results[0].steps == 6
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock of its own for a run: a step takes one second, a validation ten."""
+    from sodeep import training
+
+    now = [0.0]
+    monkeypatch.setattr(training.time, "perf_counter", lambda: now[0])
+    for name, seconds in (("advance", 1.0), ("_estimate_batch_statistics", 10.0)):
+        method = getattr(training._Run, name)
+
+        def slow(run, method=method, seconds=seconds):
+            now[0] += seconds
+            return method(run)
+
+        monkeypatch.setattr(training._Run, name, slow)
+    return now
+
+
+def test_max_time_covers_the_validations(clock):
+    result = train_sorter(tiny(steps=10**6, validate_every=10**6, max_time=60))
+    assert result.steps == 40  # one validation before them, one after
+    assert clock[0] == 60
+    assert result.seconds == 60
+    assert result.history[-1]["lr"] < 1e-20
+    assert train_sorter(tiny(steps=10**6, validate_every=35, max_time=60)).steps == 35  # no second one at the end
+
+
+def test_a_resumed_run_may_have_another_time_limit(tmp_path, monkeypatch, clock):
+    out = tmp_path / "s"
+    endless = {"steps": 10**6, "validate_every": 10**6}
+    interrupt_after(monkeypatch, step=3)
+    with pytest.raises(TrainingInterrupted):
+        train_sorter(tiny(**endless), out=out)
+    monkeypatch.undo()
+    assert sodeep.training.saved_config(out).max_time is None
+    result = train_sorter(tiny(**endless, max_time=1e-6), out=out, resume=True)
+    assert result.steps == 4
+    assert result.config.max_time == 13 + 1e-6  # of all parts together
 
 
 def test_max_time_ends_the_run_with_the_rate_at_zero():
@@ -479,7 +557,7 @@ FILTER = "sorter/stages.0.filter"
         ),
         (lambda tensors, header: header["history"][0].pop("loss"), UNFIT.format("'loss'")),
         (
-            lambda tensors, header: header["config"].update(sorter="lstm", seq_len=3_000_000, lengths=[2, 3]),
+            lambda tensors, header: header["config"].update(sorter="lstm", seq_len=3_000_000),
             None,  # and in no time
         ),
     ],
@@ -784,6 +862,7 @@ def test_batch_statistics_of_a_validation_are_those_of_many_batches_and_leave_th
     run = sodeep.training._Run(config)
     run.advance()
     before = {name: tensor.clone() for name, tensor in run.weights.items()}
+    run.best_objective = math.inf  # whatever the first weights were worth
     run.validate()
     for name, tensor in run.weights.items():
         torch.testing.assert_close(tensor, before[name], rtol=0, atol=0)
