@@ -544,21 +544,27 @@ class EmbeddingMemory(nn.Module):
 
     def get(self) -> tuple[Tensor, Tensor]:
         """The rows and their labels, oldest first, as copies; no rows before `warmup` rows have been seen."""
-        return self._in_order(self.embeddings), self._in_order(self.labels)
+        embeddings, labels, _ = self._past()
+        return embeddings, labels
 
     def get_ids(self) -> Tensor:
         """The ids of the rows of `get`; the least int64 where a row came without.
 
         By hand: ``criterion(embeddings, labels, *memory.get(), ids=ids, ref_ids=memory.get_ids())``.
         """
-        return self._in_order(self.ids)
+        return self._past()[2]
 
-    def _in_order(self, buffer: Tensor) -> Tensor:
-        seen = self._count()
+    def _past(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The rows, their labels and their ids."""
+        seen, buffers = self._count(), (self.embeddings, self.labels, self.ids)
         if seen < self.warmup:
-            return buffer[:0]
+            embeddings, labels, ids = (buffer[:0] for buffer in buffers)
         # copies: an update between forward and backward must not change what the graph holds
-        return buffer[:seen].clone() if seen < self.size else _rolled(buffer, seen % self.size)
+        elif seen < self.size:
+            embeddings, labels, ids = (buffer[:seen].clone() for buffer in buffers)
+        else:
+            embeddings, labels, ids = (_rolled(buffer, seen % self.size) for buffer in buffers)
+        return embeddings, labels, ids
 
     def _count(self) -> int:
         """Rows seen so far; none, with a warning, where the buffers hold what nobody put there."""
@@ -580,14 +586,13 @@ class EmbeddingMemory(nn.Module):
                 "be, or load its state: load_state_dict(state, assign=True)."
             )
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        # earlier versions had neither ids nor a seal
-        if f"{prefix}labels" in state_dict and f"{prefix}ids" not in state_dict:
-            labels = state_dict[f"{prefix}labels"]
-            state_dict = state_dict | {f"{prefix}ids": torch.full(labels.shape[:1], NO_ID, device=labels.device)}
-        if f"{prefix}seen" in state_dict and f"{prefix}seal" not in state_dict:
-            state_dict = state_dict | {f"{prefix}seal": _seal(state_dict[f"{prefix}seen"])}
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # an older checkpoint has neither ids nor a seal
+        if isinstance(labels := state_dict.get(f"{prefix}labels"), Tensor):
+            state_dict.setdefault(f"{prefix}ids", torch.full(labels.shape[:1], NO_ID, device=labels.device))
+        if isinstance(seen := state_dict.get(f"{prefix}seen"), Tensor):
+            state_dict.setdefault(f"{prefix}seal", _seal(seen))
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
         """The options, for repr()."""
@@ -747,10 +752,10 @@ class EmbeddingLoss(_OnEmbeddings):
             scores, relevant, pairs = _without_self(scores, relevant, pairs, references)
             return self._value(self._scaled(scores), relevant, pairs, options)
 
-        past, past_labels = memory.get()
+        past, past_labels, past_ids = memory._past()
         scores, past_scores = _similarities_to(embeddings, [references, past], self.similarity)
         scores, relevant, pairs = _without_self(scores, relevant, pairs, references)
-        past_pairs = None if ids is None else _other_items(ids, memory.get_ids())
+        past_pairs = None if ids is None else _other_items(ids, past_ids)
         if rows is not None:
             past_pairs = _both(past_pairs, rows[:, None].expand(past_scores.shape))
         if pairs is not None or past_pairs is not None:
