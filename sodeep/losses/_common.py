@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 from torch import Tensor, nn
 
 from sodeep._checks import readable
-from sodeep._lists import Lists, as_relevance, prepare
+from sodeep._lists import Lists, as_relevance, of_one_item, prepare
 from sodeep._precision import full_precision
 
 __all__ = [
@@ -49,7 +49,12 @@ class UndefinedListWarning(UserWarning):
 
 
 def mean_over_defined(
-    values: Tensor, defined: Tensor, scores: Tensor, return_stats: bool = False, needs: str = "a relevant item"
+    values: Tensor,
+    defined: Tensor,
+    scores: Tensor,
+    return_stats: bool = False,
+    needs: str = "a relevant item",
+    other: str = "relevant",
 ) -> Any:
     """Mean of `values` (Q,) over the `defined` lists (Q,); when none is, a zero that keeps the graph of `scores`.
 
@@ -59,6 +64,7 @@ def mean_over_defined(
         scores: what the zero hangs on.
         return_stats: also return the `ListStats`.
         needs: what a list needs to be defined, for the warning.
+        other: the argument beside `scores`, for the warning.
     """
     count = defined.sum()
     loss = values.masked_fill(~defined, 0).sum() / count.clamp(min=1)
@@ -66,7 +72,8 @@ def mean_over_defined(
         loss = loss + scores.flatten()[:0].sum()  # zero terms: 0 * scores would be NaN where a masked score is
     if readable(count) and int(count) == 0:
         warnings.warn(
-            f"0 of {defined.numel()} lists have {needs}: the loss is a constant 0 for this batch.",
+            f"0 of {defined.numel()} lists have {needs}{of_one_item(scores, other)}: "
+            "the loss is a constant 0 for this batch.",
             UndefinedListWarning,
             stacklevel=5,  # the caller of the loss: this, the loss and its two wrappers are in between
         )

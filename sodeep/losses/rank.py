@@ -36,6 +36,7 @@ from sodeep._checks import (
     check_scores,
     check_where,
 )
+from sodeep._lists import warn_of_outputs
 from sodeep._precision import working_dtype
 from sodeep._sort import order_of_whole
 from sodeep.losses._common import Loss, loss_function, mean_over_defined, prepare
@@ -81,7 +82,8 @@ def spearman_loss(
     epochs, add a value term: ``value_weight * mean |scores - target|`` ("l1") or the mean of the squares ("mse").
 
     Args:
-        scores: (..., n) predictions, floating point; several lists at once are independent of one another.
+        scores: (..., n) predictions, floating point; several lists at once are independent of one another. The last
+            axis is the list: of a model with k outputs, (n, k), pass ``scores.T`` and ``target.T``.
         target: same shape, floating point or whole numbers; only their order counts, except in the value term.
         rank_fn: scores (..., n) -> ranks (..., n), 1 = highest.
         where: (..., n), boolean, True = a real item. n is then the number of real items of each list.
@@ -105,14 +107,13 @@ def spearman_loss(
         tensor(0.2222)
     """
     x, y, order, real = _prepare_regression(scores, target, where)
+    warn_of_outputs(scores, where, "spearman_loss", stacklevel=5)
     ranks = apply_rank_fn(rank_fn, x, where=None if where is None else real)
     n = real.sum(-1, keepdim=True).clamp(min=1)
     error = ((ranks.to(x.dtype) - exact_rank(order, where=real).to(x.dtype)) / n).square()
     low, high = order.masked_fill(~real, torch.inf).amin(-1), order.masked_fill(~real, -torch.inf).amax(-1)
     needs = "two items with different targets"
-    if scores.shape[-1] == 1 and scores.numel() > 1:  # what nn.Linear(d, 1) gives
-        needs += " (lists of one item: did you mean scores.squeeze(-1) and target.squeeze(-1)?)"
-    rank_term = mean_over_defined(_mean_of_real(error, real), low < high, x, needs=needs)
+    rank_term = mean_over_defined(_mean_of_real(error, real), low < high, x, needs=needs, other="target")
 
     gap = x - y.to(x.dtype)
     value_term = _mean_of_real(gap.abs() if value_loss == "l1" else gap.square(), real)
