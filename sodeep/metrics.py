@@ -231,7 +231,8 @@ def recall_at_k(
 ) -> Tensor:
     """Recall@k of information retrieval: the share of the relevant items that are among the first k.
 
-    Metric learning and cross-modal retrieval print `hit_rate_at_k` under this name.
+    Not what metric learning and cross-modal retrieval call R@k: that is `hit_rate_at_k`, in `sodeep compare` too. With
+    one relevant item a list they are the same; with R of them the recall@1 is at most 1/R.
     Arguments, errors and degenerate cases as `average_precision`; a `k` beyond the list counts the whole list.
 
     Returns:
@@ -253,7 +254,10 @@ def recall_at_k(
 def hit_rate_at_k(
     scores: Tensor, relevant: Tensor, k: int, where: Tensor | None = None, *, chunk_size: int | None = None
 ) -> Tensor:
-    """Hit rate@k: 1 if any relevant item is among the first k, else 0. What metric learning calls R@K.
+    """Hit rate@k: 1 if any relevant item is among the first k, else 0.
+
+    What metric learning, cross-modal retrieval and the reports of `sodeep compare` call R@k (recall@k). The share of
+    the relevant items that are found is `recall_at_k`.
 
     Where tied items are cut at k: the chance of a hit in a random order of them.
     Arguments, errors and degenerate cases as `average_precision`; a `k` beyond the list counts the whole list.

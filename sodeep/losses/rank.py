@@ -250,7 +250,8 @@ class SpearmanLoss(Loss):
     """`spearman_loss` as a module: ``SpearmanLoss(rank_fn)(scores, target, where=None)``.
 
     Args:
-        rank_fn: scores (..., n) -> ranks (..., n). A module becomes a submodule and is frozen.
+        rank_fn: scores (..., n) -> ranks (..., n), 1 = highest. A module becomes a submodule and is frozen. Those of
+            torchsort and fast-soft-sort count from the lowest: ``lambda scores: torchsort.soft_rank(-scores)``.
         value_weight, value_loss: as of `spearman_loss`.
 
     Example:
