@@ -45,7 +45,7 @@ from sodeep._checks import (
     describe,
     readable,
 )
-from sodeep._lists import prepare
+from sodeep._lists import of_one_item, prepare, warn_of_outputs
 from sodeep._precision import full_precision, working_dtype
 from sodeep._sort import ascending, order_of_whole
 from sodeep.ranks import exact_rank
@@ -65,7 +65,8 @@ def spearman_corr(
     """Spearman's rank correlation: Pearson's correlation of the average ranks.
 
     Args:
-        scores: (..., n), floating point.
+        scores: (..., n), floating point. The last axis is the list: of a model with k outputs, (n, k), pass
+            ``scores.T`` and ``target.T`` for one correlation an output.
         target: what they should be ordered like, same shape, floating point or whole numbers.
         where: (..., n), boolean, True = a real item.
         chunk_size: lists at a time; None picks it.
@@ -89,7 +90,9 @@ def spearman_corr(
         return ((x * y).sum(-1) / norms).clamp(-1, 1)
 
     needs = "two items with different scores and different targets"
-    return _compare_orders(pearson_of_ranks, "spearman_corr", "target", needs, scores, target, where, chunk_size)
+    found = _compare_orders(pearson_of_ranks, "spearman_corr", "target", needs, scores, target, where, chunk_size)
+    warn_of_outputs(scores, where, "spearman_corr", stacklevel=4)
+    return found
 
 
 @torch.no_grad()
@@ -228,7 +231,8 @@ def recall_at_k(
 ) -> Tensor:
     """Recall@k of information retrieval: the share of the relevant items that are among the first k.
 
-    Metric learning and cross-modal retrieval print `hit_rate_at_k` under this name.
+    Not what metric learning and cross-modal retrieval call R@k: that is `hit_rate_at_k`, in `sodeep compare` too. With
+    one relevant item a list they are the same; with R of them the recall@1 is at most 1/R.
     Arguments, errors and degenerate cases as `average_precision`; a `k` beyond the list counts the whole list.
 
     Returns:
@@ -250,7 +254,10 @@ def recall_at_k(
 def hit_rate_at_k(
     scores: Tensor, relevant: Tensor, k: int, where: Tensor | None = None, *, chunk_size: int | None = None
 ) -> Tensor:
-    """Hit rate@k: 1 if any relevant item is among the first k, else 0. What metric learning calls R@K.
+    """Hit rate@k: 1 if any relevant item is among the first k, else 0.
+
+    What metric learning, cross-modal retrieval and the reports of `sodeep compare` call R@k (recall@k). The share of
+    the relevant items that are found is `recall_at_k`.
 
     Where tied items are cut at k: the chance of a hit in a random order of them.
     Arguments, errors and degenerate cases as `average_precision`; a `k` beyond the list counts the whole list.
@@ -363,7 +370,7 @@ def pmrp(
         return torch.stack(values).nanmean(0)
 
     values = _in_chunks(mean_over_zetas, chunk_size, scores.to(working_dtype(scores)), real, queries)
-    return _finish(values, "pmrp", "a plausible match", scores)
+    return _finish(values, "pmrp", "a plausible match", scores, other="")
 
 
 # ---- what they share -------------------------------------------------------------------------------------------------
@@ -476,11 +483,11 @@ def _in_chunks(function: Callable[..., Tensor], chunk_size: int | None, *rows: T
     return torch.cat([function(*(x[start : start + chunk_size] for x in rows)) for start in starts])
 
 
-def _finish(values: Tensor, name: str, needs: str, scores: Tensor) -> Tensor:
+def _finish(values: Tensor, name: str, needs: str, scores: Tensor, other: str = "relevant") -> Tensor:
     """One warning for the undefined lists; the batch shape and dtype of `scores`."""
     if readable(values) and (undefined := int(values.isnan().sum())):
         warnings.warn(
-            f"{name} is NaN for {undefined} of {len(values)} lists: a list needs {needs}.",
+            f"{name} is NaN for {undefined} of {len(values)} lists: a list needs {needs}{of_one_item(scores, other)}.",
             UndefinedMetricWarning,
             stacklevel=5,  # the caller of the metric: this, its helper, the metric and its decorator are in between
         )
@@ -531,4 +538,4 @@ def _compare_orders(
     real = torch.ones_like(scores, dtype=torch.bool) if where is None else where
     n = scores.shape[-1]
     rows = (x.reshape(-1, n) for x in (scores, other, real))
-    return _finish(_in_chunks(metric, chunk_size, *rows), name, needs, scores)
+    return _finish(_in_chunks(metric, chunk_size, *rows), name, needs, scores, other_name)

@@ -7,7 +7,9 @@ Conventions, here and everywhere in sodeep:
 * ``where`` is a boolean mask, True = a real item. A masked item changes nothing, whatever its value, NaN included: real
   items get the ranks they would have if the masked ones were deleted. Its own rank is 0 and its gradient exactly 0.
 * A *rank function* is any callable ``scores (..., n) -> ranks (..., n)``: a function of this module, a trained sorter,
-  or your own, such as ``lambda scores: torchsort.soft_rank(-scores)``. Ours also take ``where=``.
+  or your own. Ours also take ``where=``. Those of torchsort and fast-soft-sort give rank 1 to the lowest score: turn
+  the sign, ``lambda scores: torchsort.soft_rank(-scores)``. Left as it is, such a function would train a model to the
+  reverse order; the first call of one warns.
 * Ranks are float32 (float64 for float64 scores), under autocast too: half precision cannot hold the ranks of a list of
   300. The gradient comes back in the dtype of the scores.
 * NaN or infinity among the real scores is a ValueError. Where values cannot be read, under torch.compile and the
@@ -25,6 +27,8 @@ Conventions, here and everywhere in sodeep:
 from __future__ import annotations
 
 import inspect
+import warnings
+import weakref
 from collections.abc import Callable, Container, Iterator
 from typing import Any, NamedTuple, Protocol
 
@@ -268,13 +272,15 @@ def apply_rank_fn(rank_fn: RankFunction, scores: Tensor, where: Tensor | None = 
     check_rank_fn(rank_fn)
     where = check_where(where, scores)
     if where is None:
-        return _check_ranks(rank_fn(scores), scores)
+        ranks = _check_ranks(rank_fn(scores), scores)
+        _warn_if_ascending(rank_fn, ranks, scores)
+        return ranks
     if _takes_where(rank_fn):
         return _check_ranks(rank_fn(scores, where=where), scores)  # type: ignore[call-arg]
     real = where.reshape(-1, scores.shape[-1])
     rows = scores.reshape(real.shape)
     ranks = torch.zeros(real.shape, dtype=working_dtype(scores), device=scores.device)
-    return fill_by_length(ranks, rows, real, lambda lists: _check_ranks(rank_fn(lists), lists)).reshape(scores.shape)
+    return fill_by_length(ranks, rows, real, lambda lists: apply_rank_fn(rank_fn, lists)).reshape(scores.shape)
 
 
 def drop_other_state(state_dict: dict[str, Any], prefix: str, modules: Container[str] = ()) -> None:
@@ -314,6 +320,35 @@ def _check_ranks(ranks: object, scores: Tensor) -> Tensor:
     if ranks.shape != scores.shape:
         raise ValueError(f"{requirement}, got {describe(ranks)}. The last axis is the list; leading axes are batch.")
     return ranks
+
+
+_JUDGED: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Rank functions whose first ranks were looked at."""
+
+
+def _warn_if_ascending(rank_fn: RankFunction, ranks: Tensor, scores: Tensor) -> None:
+    """Warn of a rank function that is not ours and gives rank 1 to the lowest score, at its first call.
+
+    The ranks are those that were asked for anyway: a trial call could have another length, device or state.
+    """
+    if not readable(scores) or scores.shape[-1] < 4 or str(getattr(rank_fn, "__module__", "")).startswith("sodeep"):
+        return
+    key = getattr(rank_fn, "__code__", rank_fn)  # a lambda is another object at every call, of the same code
+    try:
+        if key in _JUDGED:
+            return
+        _JUDGED.add(key)
+    except TypeError:  # has no hash, or cannot be referred to weakly
+        return
+    with torch.no_grad():
+        found, exact = (x - x.mean(-1, keepdim=True) for x in (ranks.float(), exact_rank(scores).float()))
+        agreement = (found * exact).sum() / (found.square().sum() * exact.square().sum()).sqrt()
+    if bool(agreement < -0.7):  # NaN where all are equal; a function still to be learned is rarely that wrong
+        warnings.warn(
+            f"`rank_fn` {describe(rank_fn)} gives low ranks to low scores; here rank 1 is the highest score. Losses "
+            "would learn the reverse order. Turn the sign: lambda scores: rank_fn(-scores).",
+            stacklevel=6,  # the caller of a loss: this, apply_rank_fn, the loss and its two wrappers are in between
+        )
 
 
 def _takes_where(rank_fn: Callable[..., Any]) -> bool:

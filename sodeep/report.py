@@ -250,6 +250,8 @@ def _results(part: _Part) -> _Table:
         "Mean ± standard deviation over the seeds, on the test split. "
         "↑ higher is better, ↓ lower; the best mean of a column is bold."
     )
+    if any("R@" in metric for metric in part.summary.metrics):  # recall_at_k is another
+        note += " R@k is the hit rate: the share of queries with a relevant item among the first k."
     return _Table("Results", ["loss", "seeds", *_arrows(part)], rows, note)
 
 

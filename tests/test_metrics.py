@@ -353,6 +353,37 @@ def test_degenerate_lists(metric):
             assert value(*arguments[:2], where=arguments[2]).isnan()
 
 
+def test_samples_by_two_outputs_are_said_to_be_lists_of_two():
+    scores, target = torch.randn(2, 60, 2, generator=seeded(), dtype=F64)
+    message = (
+        "spearman_corr got many lists of two items, whose rank correlation is 1 or -1. The last axis is the list: with "
+        "scores and target of shape (samples, 2 outputs), did you mean spearman_corr(scores.T, target.T)?"
+    )
+    with pytest.warns(UserWarning, match=exactly(message)) as caught:
+        assert spearman_corr(scores, target).abs().tolist() == [1.0] * 60
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    assert spearman_corr(scores.T, target.T).shape == (2,)
+    spearman_corr(scores[:7], target[:7])  # a few pairs
+    spearman_corr(scores, target, torch.ones(60, 2, dtype=torch.bool))  # padded lists
+
+
+def test_lists_of_one_item_are_said_to_be_columns():
+    scores, target = torch.randn(2, 5, 1, generator=seeded(), dtype=F64)
+    message = (
+        "spearman_corr is NaN for 5 of 5 lists: a list needs two items with different scores and different targets "
+        "(lists of one item: did you mean scores.squeeze(-1) and target.squeeze(-1)?)."
+    )
+    with pytest.warns(UndefinedMetricWarning, match=exactly(message)):
+        spearman_corr(scores, target)
+    message = (
+        "average_precision is NaN for 4 of 5 lists: a list needs a relevant item "
+        "(lists of one item: did you mean scores.squeeze(-1) and relevant.squeeze(-1)?)."
+    )
+    with pytest.warns(UndefinedMetricWarning, match=exactly(message)):
+        average_precision(scores, torch.arange(5)[:, None] == 1)
+
+
 def test_undefined_orders():
     rows = [([1.0, 1, 1], [1, 2, 3]), ([1.0, 2, 3], [2, 2, 2]), ([1.0, 2, 3], [1, 2, 3])]
     scores, target = (torch.tensor(x) for x in zip(*rows, strict=True))

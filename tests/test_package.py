@@ -152,6 +152,18 @@ def test_names_that_help_lists_are_those_of_the_code():
     assert _names.layouts() == expected, "run scripts/list_layouts"
 
 
+def test_a_hang_ends_the_run_and_shows_the_test(tmp_path):
+    """Also one that holds the interpreter's lock, as the end of a process group can."""
+    config = (ROOT / "setup.cfg").read_text()
+    assert "\nfaulthandler_timeout = 600\nfaulthandler_exit_on_timeout = true\n" in config
+    (tmp_path / "test_hang.py").write_text("import ctypes\n\ndef test_hang():\n    ctypes.PyDLL(None).sleep(60)\n")
+    options = ["-o", "faulthandler_timeout=0.2", "-o", "faulthandler_exit_on_timeout=true", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *options, "--rootdir", str(tmp_path), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=50)
+    assert done.returncode == 1
+    assert "in test_hang" in done.stderr + done.stdout
+
+
 def test_names_are_exported():
     for name in sodeep.__all__:
         assert getattr(sodeep, name) is not None

@@ -416,3 +416,25 @@ def test_a_column_of_predictions_is_said_to_be_one(generator):
     with pytest.warns(UserWarning, match=message) as record:
         spearman_loss(column, column, rank_fn=laplace_rank)
     assert record[0].filename == __file__
+    message = (
+        "0 of 8 lists have a relevant item (lists of one item: did you mean scores.squeeze(-1) and "
+        "relevant.squeeze(-1)?): the loss is a constant 0 for this batch."
+    )
+    with pytest.warns(UserWarning, match=exactly(message)):
+        map_loss(column, column > 9, rank_fn=laplace_rank)
+
+
+def test_samples_by_two_outputs_are_said_to_be_lists_of_two(generator):
+    scores, target = torch.randn(60, 2, generator=generator), torch.randn(60, 2, generator=generator)
+    message = (
+        "spearman_loss got many lists of two items, whose rank correlation is 1 or -1. The last axis is the list: with "
+        "scores and target of shape (samples, 2 outputs), did you mean spearman_loss(scores.T, target.T)?"
+    )
+    with pytest.warns(UserWarning, match=exactly(message)) as record:
+        spearman_loss(scores, target, rank_fn=laplace_rank)
+    assert len(record) == 1
+    assert record[0].filename == __file__
+    spearman_loss(scores.T, target.T, rank_fn=laplace_rank)
+    spearman_loss(scores[:7], target[:7], rank_fn=laplace_rank)  # a few pairs
+    spearman_loss(scores, target, rank_fn=laplace_rank, where=torch.ones(60, 2, dtype=torch.bool))  # padded lists
+    map_loss(scores, scores > 0, rank_fn=laplace_rank, where=scores[:, :1] > -9)  # one relevant item and another

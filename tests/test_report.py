@@ -134,7 +134,7 @@ def test_markdown(tmp_path):
         "| multi-similarity | 3 | 0.510 ± 0.010 | 0.510 ± 0.010 |\n"
         "\n"
         "Mean ± standard deviation over the seeds, on the test split. ↑ higher is better, ↓ lower; the best mean of a "
-        "column is bold.\n"
+        "column is bold. R@k is the hit rate: the share of queries with a relevant item among the first k.\n"
         "\n"
         "## Differences to multi-similarity\n"
         "\n"
@@ -190,6 +190,7 @@ def test_lower_may_be_better(tmp_path):
     (part,) = report._parts(tmp_path, None)
     assert part.ranked == ["l1", "mse", "spearman:laplace"]
     assert report._results(part).header == ["loss", "seeds", "MAE ↓"]
+    assert "hit rate" not in report._results(part).note
 
 
 def test_one_seed_tells_no_difference(tmp_path):

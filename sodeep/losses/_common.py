@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sodeep._checks import check_choice, readable
-from sodeep._lists import Lists, as_relevance, prepare
+from sodeep._lists import Lists, as_relevance, of_one_item, prepare
 from sodeep._precision import full_precision
 from sodeep.ranks import drop_other_state
 
@@ -66,6 +66,7 @@ def reduce_defined(
     reduction: str = "mean",
     return_stats: bool = False,
     needs: str = "a relevant item",
+    other: str = "relevant",
 ) -> Any:
     """Mean of `values` (Q,) over the `defined` lists (Q,); when none is, a zero that keeps the graph of `scores`.
 
@@ -76,6 +77,7 @@ def reduce_defined(
         reduction: "none" gives the values in place of their mean: (...), NaN where undefined.
         return_stats: also return the `ListStats`.
         needs: what a list needs to be defined, for the warning.
+        other: the argument beside `scores`, for the warning.
     """
     count = defined.sum()
     if reduction == "mean":
@@ -87,7 +89,7 @@ def reduce_defined(
     if readable(count) and int(count) == 0:
         outcome = "the loss is a constant 0 for this batch" if reduction == "mean" else "every value is NaN"
         warnings.warn(
-            f"0 of {defined.numel()} lists have {needs}: {outcome}.",
+            f"0 of {defined.numel()} lists have {needs}{of_one_item(scores, other)}: {outcome}.",
             UndefinedListWarning,
             stacklevel=5,  # the caller of the loss: this, the loss and its two wrappers are in between
         )

@@ -37,6 +37,7 @@ from sodeep._checks import (
     check_scores,
     check_where,
 )
+from sodeep._lists import warn_of_outputs
 from sodeep._precision import working_dtype
 from sodeep._sort import order_of_whole
 from sodeep.losses._common import Loss, loss_function, mean_where, prepare, reduce_defined
@@ -83,7 +84,8 @@ def spearman_loss(
     epochs, add a value term: ``value_weight * mean |scores - target|`` ("l1") or the mean of the squares ("mse").
 
     Args:
-        scores: (..., n) predictions, floating point; several lists at once are independent of one another.
+        scores: (..., n) predictions, floating point; several lists at once are independent of one another. The last
+            axis is the list: of a model with k outputs, (n, k), pass ``scores.T`` and ``target.T``.
         target: same shape, floating point or whole numbers; only their order counts, except in the value term.
         rank_fn: scores (..., n) -> ranks (..., n), 1 = highest.
         where: (..., n), boolean, True = a real item. n is then the number of real items of each list.
@@ -109,25 +111,24 @@ def spearman_loss(
         tensor(0.2222)
     """
     x, y, order, real = _prepare_regression(scores, target, where)
+    warn_of_outputs(scores, where, "spearman_loss", stacklevel=5)
     ranks = apply_rank_fn(rank_fn, x, where=None if where is None else real)
     n = real.sum(-1, keepdim=True).clamp(min=1)
     error = ((ranks.to(x.dtype) - exact_rank(order, where=real).to(x.dtype)) / n).square()
     low, high = order.masked_fill(~real, torch.inf).amin(-1), order.masked_fill(~real, -torch.inf).amax(-1)
     needs = "two items with different targets"
-    if scores.shape[-1] == 1 and scores.numel() > 1:  # what nn.Linear(d, 1) gives
-        needs += " (lists of one item: did you mean scores.squeeze(-1) and target.squeeze(-1)?)"
     ranks_of, ordered = _mean_of_real(error, real), low < high
     gap = x - y.to(x.dtype)
     values_of, valued = _mean_of_real(gap.abs() if value_loss == "l1" else gap.square(), real), real.any(-1)
     value_term = mean_where(values_of, valued)
     if reduction == "mean":
-        rank_term = reduce_defined(ranks_of, ordered, x, needs=needs)
+        rank_term = reduce_defined(ranks_of, ordered, x, needs=needs, other="target")
         loss = rank_term + value_weight * value_term if value_weight else rank_term
     else:
         rank_term = mean_where(ranks_of, ordered)
         if value_weight:  # a list without an order has a value term still
             ranks_of, ordered = ranks_of.masked_fill(~ordered, 0) + value_weight * values_of, valued
-        loss = reduce_defined(ranks_of, ordered, scores, reduction, needs=needs)
+        loss = reduce_defined(ranks_of, ordered, scores, reduction, needs=needs, other="target")
     if not return_stats:
         return loss
     return loss, SpearmanStats(len(x), (low < high).sum(), rank_term.detach(), value_term.detach())
@@ -263,7 +264,8 @@ class SpearmanLoss(Loss):
     """`spearman_loss` as a module: ``SpearmanLoss(rank_fn)(scores, target, where=None)``.
 
     Args:
-        rank_fn: scores (..., n) -> ranks (..., n). A module becomes a submodule and is frozen.
+        rank_fn: scores (..., n) -> ranks (..., n), 1 = highest. A module becomes a submodule and is frozen. Those of
+            torchsort and fast-soft-sort count from the lowest: ``lambda scores: torchsort.soft_rank(-scores)``.
         value_weight, value_loss, reduction: as of `spearman_loss`.
 
     Example:

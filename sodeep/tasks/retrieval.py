@@ -36,8 +36,8 @@ class Retrieval(Task):
 
     Where a benchmark has queries and a gallery, its queries ask, and only the gallery is searched.
 
-    Metrics: mean average precision; on the test split also MAP@R, R-precision and the hit rate among the first 1, 10
-    and 100 (what metric learning calls recall).
+    Metrics: mean average precision; on the test split also MAP@R, R-precision and R@1, R@10 and R@100, the
+    hit rates among the first 1, 10 and 100 (`hit_rate_at_k`, not `recall_at_k`).
 
     Details, of Q queries, S = 16 of them drawn (8 at random, the same for every loss and seed of a data set of one
     size; and the 8 of lowest average precision):
