@@ -42,6 +42,7 @@ from sodeep._checks import (
     check_same_shape,
     check_scores,
     check_where,
+    compiling,
     describe,
     readable,
 )
@@ -477,6 +478,8 @@ def _check_codes(query_codes: Tensor, gallery_codes: Tensor, scores: Tensor) -> 
 def _in_chunks(function: Callable[..., Tensor], chunk_size: int | None, *rows: Tensor) -> Tensor:
     """`function` over so many rows at a time that its intermediate tensors stay small."""
     if chunk_size is None:
+        if compiling():  # a number of chunks that depends on the length would be compiled for each
+            return function(*rows)
         chunk_size = max(1, 2**20 // rows[0].shape[-1])
     chunk_size = check_at_least(chunk_size, 1, "chunk_size")
     starts = range(0, max(1, len(rows[0])), chunk_size)

@@ -44,6 +44,7 @@ from sodeep._checks import (
     check_positive,
     check_scores,
     check_where,
+    compiling,
     describe,
     readable,
     traces_no_gradient,
@@ -368,10 +369,12 @@ def _average_rank(x: Tensor, where: Tensor | None) -> Tensor:
     if x.device.type == "cpu" and readable(x) and bool(step.all()):
         middle = position.to(x.dtype).expand_as(x)
     else:
-        # a tie group is a run of positions, and each of them takes the middle of its run
+        # a tie group is a run of positions, and each of them takes the middle of its run; counted from both ends, so
+        # that no constant depends on n, for which torch.compile would compile anew
         first = pad(torch.where(step, position[1:], 0), (1, 0)).cummax(-1).values
-        last = pad(torch.where(step, position[:-1], n - 1), (0, 1), value=n - 1).flip(-1).cummin(-1).values.flip(-1)
-        middle = (first + last).to(x.dtype) / 2
+        from_end = position.flip(0)
+        last = pad(torch.where(step, from_end[:-1], 0), (0, 1)).flip(-1).cummax(-1).values.flip(-1)
+        middle = (first + (n - 1 - last)).to(x.dtype) / 2
     ranks = x.scatter(-1, order, n - middle)
     if not readable(x):
         ranks = ranks + (0 * _clear(x, where)).sum(-1, keepdim=True)  # NaN for a list with NaN or infinity
@@ -604,7 +607,8 @@ class _Laplace(_Pairs):
     @classmethod
     def traced(cls, x: Tensor, tau: Tensor) -> Tensor:
         y, order = torch.sort(x)
-        below, above = cls.running_sums(None, _above_minus_infinity(y.double()), tau)
+        y = _above_minus_infinity(y.double())
+        below, above = cls.scanned_sums(y, tau) if compiling() else cls.running_sums(None, y, tau)
         ranks = torch.arange(x.shape[-1], 0, -1, device=x.device) + (below - above) / 2
         return torch.zeros_like(x).scatter(-1, order, ranks.to(x.dtype))
 
@@ -658,6 +662,22 @@ class _Laplace(_Pairs):
             above = above + pad(decay * above[..., k:], (0, k))
             k *= 2
         return below, above
+
+    @classmethod
+    def scanned_sums(cls, place: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
+        """The same with u None, in as many steps whatever n: what torch.compile makes serves all lengths.
+
+        What is left of an item after `_GONE` tau adds nothing to the 1 of the item itself: gaps need not be wider, and
+        the logarithms of the sums stay small enough to be exact to rounding.
+        """
+        along = pad((place.diff(dim=-1) / tau).clamp(max=_GONE), (1, 0)).cumsum(-1)
+        below = along.logcumsumexp(-1) - along
+        above = (-along).flip(-1).logcumsumexp(-1).flip(-1) + along
+        return below.exp(), above.exp()
+
+
+_GONE = 50.0
+"""exp(-50) is below a millionth of the rounding of float64."""
 
 
 class _NarrowLaplace(_Laplace):

@@ -489,6 +489,22 @@ def test_compiles_as_one_graph(rank_fn, masked):
         assert_close(got, gradient(rank_fn, scores, weights, where=where), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_compiled_laplace_rank_holds_at_any_spread(dtype):
+    """Its sums go another way there."""
+    torch._dynamo.reset()
+    compiled = torch.compile(laplace_rank, fullgraph=True, backend="aot_eager")
+    where, weights = draw_mask(4, 60), draw(4, 60, seed=1, dtype=dtype)
+    tolerance = {"rtol": 0, "atol": 1e-11 if dtype == torch.float64 else 2e-5}
+    for scale in (0.0, 1e-20, 1e-3, 1.0, 40.0, 1e3, 1e9, 1e30):
+        for cubed in (draw(4, 60, dtype=dtype) ** 3, draw(4, 60, dtype=dtype).round()):
+            scores = cubed * scale
+            got, want = (f(scores, tau=1.0, where=where) for f in (compiled, laplace_rank))
+            assert_close(got, want, **tolerance)
+            got, want = (gradient(f, scores, weights, tau=1.0, where=where) for f in (compiled, laplace_rank))
+            assert_close(got, want, **tolerance)
+
+
 @each([exact_rank, sigmoid_rank, laplace_rank])
 def test_a_list_with_nan_or_infinity_is_nan_where_values_cannot_be_read(rank_fn):
     torch._dynamo.reset()
