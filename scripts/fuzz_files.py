@@ -4,8 +4,8 @@
     scripts/fuzz_files.py --files 10000 --seed 0        # ten minutes or so on one core
 
 Files of every kind that sodeep reads are flipped bit by bit, cut, filled in, swapped with others, given huge numbers,
-or made to ask for much. A reader must give its data or a ValueError or OSError that names the file, within five seconds of
-computing, in no more than 200 MiB beyond the file; nothing in a file may run. Readers are forked, so that a crash, a
+or made to ask for much. A reader must give its data or a ValueError or OSError that names the file, within five seconds
+of computing, in no more than 200 MiB beyond the file; nothing in a file may run. Readers are forked, so that a crash, a
 hang or too much memory is counted and not suffered. Linux only.
 """
 

@@ -110,7 +110,7 @@ class Run:
         return json.dumps(_plain(asdict(self)), allow_nan=False)
 
     @classmethod
-    def from_json(cls, line: str) -> Run:
+    def from_json(cls, line: str | bytes) -> Run:
         """The run of a line that `to_json` wrote."""
         values: dict[str, Any] = json.loads(line)
         values["metrics"] = {name: float(value) for name, value in values["metrics"].items()}
@@ -141,8 +141,8 @@ def read_runs(folder: str | os.PathLike[str]) -> list[Run]:
     if not path.is_file():
         raise FileNotFoundError(f"`folder` must hold the runs.jsonl of a comparison, got {folder} without one.")
     runs: dict[Any, Run] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        with contextlib.suppress(json.JSONDecodeError, KeyError, TypeError):
+    for line in path.read_bytes().splitlines():
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
             run = Run.from_json(line)
             runs[_key_of(run)] = run  # a training that was lost before its test, and repeated, counts once
     return list(runs.values())
