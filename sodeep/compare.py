@@ -111,7 +111,7 @@ class Run:
 
     @classmethod
     def from_json(cls, line: str | bytes) -> Run:
-        """The run of a line that `to_json` wrote."""
+        """The run of a line that `to_json` wrote; of another one, ValueError, KeyError, TypeError or AttributeError."""
         values: dict[str, Any] = json.loads(line)
         values["metrics"] = {name: float(value) for name, value in values["metrics"].items()}
         values["curves"] = {
@@ -120,7 +120,21 @@ class Run:
         if values["failure"] is not None:
             numbers = {name: float(value) for name, value in values["failure"]["values"].items()}
             values["failure"] = {**values["failure"], "values": numbers}
-        return cls(**values)
+        run = cls(**values)
+        wrong = [name for name, kind in _FIELDS.items() if not isinstance(getattr(run, name), kind)]
+        if wrong or run.task not in TASKS or any(map(math.isinf, run.metrics.values())):
+            raise ValueError(f"`line` must be a run as to_json writes it, got {line[:80]!r}.")
+        return run
+
+
+_FIELDS: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("task", "data", "loss", "stage", "status", "device"), str),
+    **dict.fromkeys(("seed", "steps"), int),
+    "settings": dict,
+    "seconds_per_step": (int, float, type(None)),
+    "peak_memory": (int, type(None)),
+    "details": (str, type(None)),
+}
 
 
 def _plain(value: Any) -> Any:

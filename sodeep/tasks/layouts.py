@@ -357,17 +357,21 @@ def read_mediaeval(
         wanted = " or ".join(f"{name} and {c}" for c, name in columns.items())
         raise layout.wrong(f"{path.name} must have the columns {wanted}", ", ".join(header) or "an empty file")
     names = [row[columns[column]] for row in rows]
-    scores = []
-    for name, row in zip(names, rows, strict=True):
-        try:
-            scores.append(float(row[column]))
-        except (TypeError, ValueError):
-            raise layout.wrong(f"{path.name}: {column} must be a number", f"{row[column]!r} for {name}") from None
+
+    def numbers(column: str) -> list[float]:
+        values = []
+        for name, row in zip(names, rows, strict=True):
+            try:
+                values.append(float(row[column]))
+            except (TypeError, ValueError):  # None where a line is short
+                values.append(math.nan)
+            if not math.isfinite(values[-1]):
+                raise layout.wrong(f"{path.name}: {column} must be a number", f"{row[column]!r} for {name}")
+        return values
+
+    scores = numbers(column)
     counts = f"nb_{term}-term_annotations"
-    try:
-        annotations = [int(float(row[counts])) for row in rows] if counts in header else None
-    except (TypeError, ValueError, OverflowError):
-        raise layout.wrong(f"{path.name}: {counts} must be numbers", "something else") from None
+    annotations = [int(count) for count in numbers(counts)] if counts in header else None
     if captions is None:
         return ScoredItems(names, scores, annotations, None)
     texts = _video_captions(Path(captions))
