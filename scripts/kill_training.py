@@ -11,6 +11,7 @@ apart, which are of the clock), and nothing may lie beside them.
 
 import contextlib
 import io
+import logging
 import os
 import random
 import signal
@@ -101,6 +102,7 @@ def outcome(folder):
 def main(kills, seed):
     """Kill training KILLS times, and compare what it ends up with."""
     torch.set_num_threads(1)
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it tells of every purge
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as temporary:
         whole = Path(temporary) / "whole"

@@ -110,8 +110,8 @@ class Run:
         return json.dumps(_plain(asdict(self)), allow_nan=False)
 
     @classmethod
-    def from_json(cls, line: str) -> Run:
-        """The run of a line that `to_json` wrote."""
+    def from_json(cls, line: str | bytes) -> Run:
+        """The run of a line that `to_json` wrote; of another one, ValueError, KeyError, TypeError or AttributeError."""
         values: dict[str, Any] = json.loads(line)
         values["metrics"] = {name: float(value) for name, value in values["metrics"].items()}
         values["curves"] = {
@@ -120,7 +120,21 @@ class Run:
         if values["failure"] is not None:
             numbers = {name: float(value) for name, value in values["failure"]["values"].items()}
             values["failure"] = {**values["failure"], "values": numbers}
-        return cls(**values)
+        run = cls(**values)
+        wrong = [name for name, kind in _FIELDS.items() if not isinstance(getattr(run, name), kind)]
+        if wrong or run.task not in TASKS or any(map(math.isinf, run.metrics.values())):
+            raise ValueError(f"`line` must be a run as to_json writes it, got {line[:80]!r}.")
+        return run
+
+
+_FIELDS: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("task", "data", "loss", "stage", "status", "device"), str),
+    **dict.fromkeys(("seed", "steps"), int),
+    "settings": dict,
+    "seconds_per_step": (int, float, type(None)),
+    "peak_memory": (int, type(None)),
+    "details": (str, type(None)),
+}
 
 
 def _plain(value: Any) -> Any:
@@ -141,8 +155,8 @@ def read_runs(folder: str | os.PathLike[str]) -> list[Run]:
     if not path.is_file():
         raise FileNotFoundError(f"`folder` must hold the runs.jsonl of a comparison, got {folder} without one.")
     runs: dict[Any, Run] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        with contextlib.suppress(json.JSONDecodeError, KeyError, TypeError):
+    for line in path.read_bytes().splitlines():
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
             run = Run.from_json(line)
             runs[_key_of(run)] = run  # a training that was lost before its test, and repeated, counts once
     return list(runs.values())

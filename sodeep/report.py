@@ -30,6 +30,7 @@ import torch
 from numpy.typing import NDArray
 
 import sodeep
+from sodeep._arrays import read_npz
 from sodeep._checks import user_path
 from sodeep.checkpoint import list_sorters, write_atomic
 from sodeep.compare import Cell, Run, Summary, read_runs, summarise
@@ -138,7 +139,10 @@ class _Part:
     def origin(self) -> dict[str, Any]:
         """What the comparison says of itself: epochs, batch size, versions."""
         path = self.folder / "comparison.json"
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+        try:
+            return dict(json.loads(path.read_bytes())) if path.is_file() else {}
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"{path} must say of a comparison what it is of, got no JSON object ({error}).") from None
 
     def details(self, *names: str) -> Iterator[tuple[Run, dict[str, Array]]]:
         """The tested runs that have all the named arrays, with these."""
@@ -147,9 +151,12 @@ class _Part:
                 path = self.folder / run.details if run.details else None
                 if path is None or not path.is_file():
                     continue
-                with np.load(path, allow_pickle=False) as file:
-                    if all(name in file for name in names):
-                        yield run, {name: file[name] for name in names}
+                try:
+                    arrays = read_npz(path, names)
+                except ValueError as error:
+                    raise ValueError(f"{path} must hold the arrays of a test: {error}. Delete it.") from None
+                if len(arrays) == len(names):
+                    yield run, arrays
 
 
 def _parts(folder: str | os.PathLike[str], baseline: str | None) -> list[_Part]:

@@ -332,7 +332,7 @@ def train_sorter(
         stack.enter_context(_matmul_precision(config.precision))
         run = _Run(config)
         if saved is not None:
-            _restore(run, *saved)
+            _restore(run, path, *saved)
         signals = stack.enter_context(_StopSignals())
         log = stack.enter_context(_Log(run, log_dir, progress))
         done = bool(run.history) and run.progress() >= 1  # of a run resumed after its last step
@@ -903,14 +903,14 @@ def _read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         ) from None
 
 
-def _restore(run: _Run, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+def _restore(run: _Run, path: Path | None, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
     try:
         run.restore(tensors, header)
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:  # of another kind of device
         raise with_remedy(
             ValueError,
             f"`resume` needs the state of the same run on the same kind of device (here {run.device.type}), "
-            f"got one that does not fit ({error}). Resume it where it ran, or start again:",
+            f"got one for {path} that does not fit ({error}). Resume it where it ran, or start again:",
             "overwrite=True.",
             "--overwrite.",
         ) from None

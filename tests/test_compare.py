@@ -206,6 +206,26 @@ def test_an_interrupted_comparison_goes_on(tmp_path, monkeypatch):
     assert plain(sorted(read_runs(out), key=str)) == plain(sorted(runs, key=str))
 
 
+def test_damaged_lines_are_no_runs(tmp_path):
+    run = Run("memorability", "d", "mse", 0, {"lr": 0.1}, "test", "ok", {"rho": 0.5})
+    good = json.loads(run.to_json())
+    lines = [
+        b"\xff", b"[" * 100_000, b"null", b"[]", b"9" * 5000,
+        *(
+            json.dumps({**good, "seed": place, **change}).encode()
+            for place, change in enumerate(
+                [
+                    {"task": "x"}, {"seed": "0"}, {"settings": None}, {"metrics": []}, {"metrics": {"rho": "1e999"}},
+                    {"curves": {"loss": 3}}, {"failure": "x"}, {"details": 5}, {"steps": None}, {"more": 1},
+                    {"seconds_per_step": "fast"},
+                ]
+            )
+        ),
+    ]  # fmt: skip
+    (tmp_path / "runs.jsonl").write_bytes(b"\n".join([*lines, run.to_json().encode(), *lines]) + b"\n")
+    assert read_runs(tmp_path) == [run]
+
+
 def test_a_signal_that_was_swallowed_ends_a_comparison_too(tmp_path, monkeypatch):
     train = comparing._train
 

@@ -296,6 +296,7 @@ def test_revisited_errors(tmp_path):
         (json.dumps(truth() | {"qimlist": ["a"]}), "1 queries and 2 entries of gnd"),
         ("[1, 2]", "list indices must be integers or slices, not str"),
         ("<html>", "Expecting value: line 1 column 1 (char 0)"),
+        ("[" * 100_000, "maximum recursion depth exceeded while decoding a JSON array from a unicode string"),
     ]:
         path.write_text(content)
         assert message(read_revisited, path) == f"`path` must be {expected}, got '{path}': {fault}. {origin}"
@@ -625,6 +626,7 @@ def test_karpathy_errors(tmp_path):
     keys = "{'images': [{'filename', 'split', 'sentences': [{'raw'}, …]}, …]}"
     for content, fault in [
         ("<html>", f"dataset.json must be JSON: {keys}, got text that is not JSON"),
+        ("[" * 100_000, f"dataset.json must be JSON: {keys}, got text that is not JSON"),
         ('{"annotations": []}', f"dataset.json must be {keys}, got no 'images'"),
         ('{"images": [{"filename": "1.jpg"}]}', f"dataset.json must be {keys}, got no 'split'"),
         (json.dumps({"images": [karpathy("test")]}), "dataset.json must have images of the split train, got none"),
@@ -680,6 +682,12 @@ MEDIAEVAL_ORIGIN = (
 
 def test_mediaeval_errors(tmp_path):
     path = tmp_path / "scores.csv"
+    for count in ("many", "1e999", ""):
+        path.write_text(MEDIAEVAL_2018.replace(",34,", f",{count},"))
+        assert message(read_mediaeval, path) == (
+            "scores.csv: nb_short-term_annotations must be a number, "
+            f"got {count!r} for video3.webm, in '{tmp_path}'. {MEDIAEVAL_ORIGIN}"
+        )
     path.write_text("a,b\n1,2\n")
     assert message(read_mediaeval, path) == (
         "scores.csv must have the columns video and short-term_memorability or video_id and scores_raw_short_term, "
@@ -930,7 +938,7 @@ def test_features_errors(tmp_path):
         ({**good, "train_features": bad}, "1 values of train_features are NaN or infinite"),
         (
             {**good, "train_labels": np.array([None] * 6)},
-            "Object arrays cannot be loaded when allow_pickle=False",
+            "it holds Python objects, which are not unpickled: save numbers or strings",
         ),
     ]:
         np.savez(path, **arrays)
@@ -1026,6 +1034,24 @@ def test_other_layouts(tmp_path):
         found = only(kinds, tmp_path / "x.npz")
         assert found.features.shape == (18, 3)
         assert found.split.tolist() == ["train"] * 6 + ["val"] * 6 + ["test"] * 6
+
+
+def test_a_picture_of_four_hundred_million_pixels(tmp_path):
+    path = write(tmp_path, CUB) / "images/001.Albatross/a.jpg"
+    size = (20_000).to_bytes(4, "big") * 2
+    path.write_bytes(picture(1)[:16] + size + picture(1)[24:])
+    found = message(only, layouts.RETRIEVAL, tmp_path)
+    assert found.startswith(f"{path} must be a picture, got a file that Pillow cannot read (")
+
+
+def test_a_damaged_npz_says_so(tmp_path):
+    path = tmp_path / "my.npz"
+    np.savez(path, **features("retrieval"))
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"PK\x01\x02", b"PK\x01\x03"))
+    assert message(only, layouts.RETRIEVAL, path).endswith(
+        f"got '{path}': it is no npz file, or a damaged one (Bad magic number for central directory)."
+    )
 
 
 def test_a_picture_that_is_none(tmp_path):

@@ -18,6 +18,7 @@ ORDER = [
     "_names",
     "_options",
     "_progress",
+    "_arrays",
     "_checks",
     "_precision",
     "_sort",

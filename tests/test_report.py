@@ -611,3 +611,24 @@ def test_tensorboard_precision_and_recall(tmp_path):
     assert {(round(float(p), 2), round(float(r), 2)) for p, r in zip(precision, recall, strict=True)} >= {
         (0.5, 1.0), (0.67, 1.0), (0.5, 0.5), (1.0, 0.5),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("content", [b"[]]", b"\xff", b"3", b"[" * 100_000])
+def test_a_damaged_comparison_names_its_file(tmp_path, content):
+    write_runs(tmp_path)
+    (tmp_path / "comparison.json").write_bytes(content)
+    path = re.escape(str(tmp_path / "comparison.json"))
+    with pytest.raises(ValueError, match=f"^{path} must say of a comparison what it is of, got no JSON object"):
+        write_report(tmp_path)
+
+
+def test_damaged_details_name_their_file(tmp_path):
+    write_runs(tmp_path)
+    path = tmp_path / "details/0-1.npz"
+    path.write_bytes(path.read_bytes()[:1000])
+    message = (
+        f"{path} must hold the arrays of a test: it is no npz file, or a damaged one (File is not a zip file). "
+        "Delete it."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        write_report(tmp_path)

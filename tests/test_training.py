@@ -460,7 +460,8 @@ DAMAGED = (
     "({}). Start again: overwrite=True."
 )
 UNFIT = (
-    "`resume` needs the state of the same run on the same kind of device (here cpu), got one that does not fit ({}). "
+    "`resume` needs the state of the same run on the same kind of device (here cpu), got one for OUT that does not fit "
+    "({}). "
     "Resume it where it ran, or start again: overwrite=True."
 )
 
@@ -573,6 +574,7 @@ def test_state_that_does_not_fit(tmp_path, stopped, change, message):
             train_sorter(out=tmp_path / "s", resume=True)
     else:
         message = message.replace("{seconds}", str(header["seconds"])).replace("{}", str(state))
+        message = message.replace("OUT", str(tmp_path / "s"))
         with raises(ValueError, message):
             train_sorter(out=tmp_path / "s", resume=True)
 

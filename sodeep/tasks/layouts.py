@@ -35,6 +35,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sodeep._arrays import npz_names, read_npz
 from sodeep._checks import check_at_least, check_choice, user_path
 from sodeep.tasks.base import (
     SPLITS,
@@ -315,7 +316,7 @@ def read_karpathy(
                 )
             found.paths.append(images / image.get("filepath", "") / image["filename"])
             found.captions.append(captions)
-    except (json.JSONDecodeError, UnicodeDecodeError):
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
         raise layout.wrong(f"{path.name} must be JSON: {keys}", "text that is not JSON") from None
     except (KeyError, TypeError, AttributeError) as error:
         raise layout.wrong(f"{path.name} must be {keys}", f"no {error}") from None
@@ -356,14 +357,21 @@ def read_mediaeval(
         wanted = " or ".join(f"{name} and {c}" for c, name in columns.items())
         raise layout.wrong(f"{path.name} must have the columns {wanted}", ", ".join(header) or "an empty file")
     names = [row[columns[column]] for row in rows]
-    scores = []
-    for name, row in zip(names, rows, strict=True):
-        try:
-            scores.append(float(row[column]))
-        except (TypeError, ValueError):
-            raise layout.wrong(f"{path.name}: {column} must be a number", f"{row[column]!r} for {name}") from None
+
+    def numbers(column: str) -> list[float]:
+        values = []
+        for name, row in zip(names, rows, strict=True):
+            try:
+                values.append(float(row[column]))
+            except (TypeError, ValueError):  # None where a line is short
+                values.append(math.nan)
+            if not math.isfinite(values[-1]):
+                raise layout.wrong(f"{path.name}: {column} must be a number", f"{row[column]!r} for {name}")
+        return values
+
+    scores = numbers(column)
     counts = f"nb_{term}-term_annotations"
-    annotations = [int(float(row[counts])) for row in rows] if counts in header else None
+    annotations = [int(count) for count in numbers(counts)] if counts in header else None
     if captions is None:
         return ScoredItems(names, scores, annotations, None)
     texts = _video_captions(user_path(captions))
@@ -535,16 +543,14 @@ def read_features(path: StrPath, task: str) -> dict[str, dict[str, Array]]:
         return ValueError(f"`path` must be {expected}, got '{path}': {found}.")
 
     try:
-        file = np.load(path, allow_pickle=False)
-        if not isinstance(file, np.lib.npyio.NpzFile):
-            raise ValueError("a single array")
-        with file:
-            missing = [name for name in wanted if name not in file]
-            if missing:
-                raise ValueError(f"no {', '.join(missing)}, but {', '.join(sorted(file)) or 'nothing'}")
-            splits = ["train", "val", "test"] if f"val_{FEATURES[task][0]}" in file else ["train", "test"]
-            arrays = {split: {name: file[f"{split}_{name}"] for name in FEATURES[task]} for split in splits}
-    except (zipfile.BadZipFile, EOFError, OSError, KeyError, ValueError) as error:
+        names = npz_names(path)
+        missing = [name for name in wanted if name not in names]
+        if missing:
+            raise ValueError(f"no {', '.join(missing)}, but {', '.join(sorted(names)) or 'nothing'}")
+        splits = ["train", "val", "test"] if f"val_{FEATURES[task][0]}" in names else ["train", "test"]
+        found = read_npz(path, [f"{split}_{name}" for split in splits for name in FEATURES[task]])
+        arrays = {split: {name: found[f"{split}_{name}"] for name in FEATURES[task]} for split in splits}
+    except (OSError, KeyError, ValueError) as error:
         raise wrong(str(error).strip("'\"").rstrip(".")) from None
     for split, of_split in arrays.items():
         for name, array in of_split.items():
@@ -754,7 +760,7 @@ def _pictures(paths: Sequence[Path]) -> Array:
             with Image.open(path) as picture:
                 picture.draft("RGB", (PIXELS, PIXELS))  # a JPEG is decoded at a fraction of its size
                 pixels[:] = np.asarray(picture.convert("RGB").resize((PIXELS, PIXELS), Image.Resampling.BOX))
-        except OSError as error:
+        except Exception as error:  # whatever damaged bytes lead Pillow's many readers to
             raise ValueError(f"{path} must be a picture, got a file that Pillow cannot read ({error}).") from None
     return result
 
@@ -840,8 +846,10 @@ def _features_layout(task: str, make: Callable[[str, dict[str, Array], Array], A
     def found(path: Path) -> bool:
         if not path.is_file() or not zipfile.is_zipfile(path):
             return False
-        with zipfile.ZipFile(path) as file:
-            return f"train_{first}.npy" in file.namelist()
+        try:
+            return f"train_{first}" in npz_names(path)
+        except ValueError:  # a damaged one: reading it says so
+            return path.suffix == ".npz"
 
     def read(path: Path) -> Any:
         splits = read_features(path, task)
