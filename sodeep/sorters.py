@@ -178,6 +178,8 @@ class Sorter(nn.Module):
     refreshed: bool = False
     """Whether its weights change while it is frozen: those of the copy in a `RefreshedSorter`."""
     _weights: FrozenWeights | None = None
+    shortest: ClassVar[int] = 2
+    """Fewest items of the lists that it can be trained for."""
 
     def __init__(self, seq_len: int | None = None, *, normalize: bool = True, **config: Any) -> None:
         super().__init__()
@@ -239,10 +241,11 @@ class Sorter(nn.Module):
         """Ranks (B, n) of checked scores (B, n)."""
         n = scores.shape[-1]
         if self.seq_len not in (None, n):
+            trained = f", or train one: sodeep train-sorter --sorter {self.name} --seq-len {n}"
             raise ValueError(
                 f"`scores` must have lists of {self.seq_len} items, the length this {self.name} sorter was built for, "
                 f"got {n} real items. Leave a shorter last batch out (drop_last=True), use a length-free sorter such "
-                f"as 'set', or train one: sodeep train-sorter --sorter {self.name} --seq-len {n}"
+                f"as 'set'{trained if n >= self.shortest else '.'}"
             )
         x = scores if where is None else scores.masked_fill(~where, 0)
         x = standardise(x, where, fixed=self.separate_gradient) if self.normalize else x
@@ -558,6 +561,7 @@ class CNNSorter(Sorter):
     name = "cnn"
     widths: ClassVar[tuple[int, ...]] = (2, 3, 5, 7, 10, 7, 5, 3, 3)
     channels: ClassVar[tuple[int, ...]] = (1, 8, 16, 32, 64, 96, 128, 256, 256, 128)
+    shortest = 37
 
     def __init__(
         self,

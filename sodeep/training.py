@@ -83,7 +83,10 @@ def recipe(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Everything a training run depends on, as plain values: the same config and machine give the same sorter.
+    """Everything a training run depends on, as plain values.
+
+    On one machine the same config gives the same sorter, bit for bit. With another processor, number of threads or
+    version of torch sums are rounded otherwise: weights differ, and the sorter is as good.
 
     Args:
         sorter: name in `SORTERS`.
@@ -298,7 +301,8 @@ def train_sorter(
         out: the .safetensors file to write. While the run lasts, its state is beside it in ``<out>.run``.
         log_dir: where to write TensorBoard logs. What an earlier run logged there from the first step of this one on
             is replaced; a resumed run goes on with its log, which ends up as if it had never stopped.
-        resume: go on with the unfinished run of `out`. On a CPU the weights end up exactly as if it had never stopped.
+        resume: go on with the unfinished run of `out`. On a CPU the weights end up exactly as if it had never
+            stopped, if it goes on on the same machine with the same number of threads.
         progress: say on stderr how far the run is and about how long it still takes: one line on a terminal, a line
             now and then in a log file.
         overwrite: replace a finished sorter, or start an unfinished run again, instead of refusing to.

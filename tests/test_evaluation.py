@@ -194,3 +194,37 @@ def test_ranks_of_another_shape_are_not_broadcast(measure):
         measure(lambda scores: scores[..., :1], torch.randn(4, 6))
     with pytest.raises(ValueError, match="`rank_fn` must return a tensor of the shape"):
         climb(lambda scores: scores[..., :1], n=5, lists=2, steps=(1,))
+
+
+def test_progress_reaches_the_whole():
+    shares = []
+    evaluation.evaluate(
+        sodeep.laplace_rank, lengths=(5, 9), n=6, lists=4, distributions=("normal",), on_progress=shares.append
+    )
+    assert shares == sorted(shares)
+    assert len(shares) == 6
+    assert shares[-1] == pytest.approx(1)
+
+
+def test_key_figures_are_those_of_the_measures():
+    figures = evaluation.key_figures(sodeep.sigmoid_rank, n=9, lists=20)
+    scores = sodeep.generators.draw(sodeep.SODEEP2019, 20, 9, torch.Generator().manual_seed(1234))
+    expected = evaluation.KeyFigures(
+        n=9,
+        error=rank_error(sodeep.sigmoid_rank, scores),
+        climb=climb(sodeep.sigmoid_rank, n=9),
+        laplace_error=rank_error(sodeep.laplace_rank, scores),
+        laplace_climb=climb(sodeep.laplace_rank, n=9),
+    )
+    assert figures == expected
+    assert "0.0102" not in str(figures)  # which is of n = 100
+
+
+def test_key_figures_as_text():
+    figures = evaluation.KeyFigures(100, 0.0014, {30: 0.856, 100: 0.998}, 0.0075, {30: 0.843, 100: 0.997})
+    assert str(figures) == (
+        "On the mixture of SoDeep 2019, n = 100: error 0.0014 (laplace_rank: 0.0075; the handcrafted sorter released "
+        "in 2019: 0.0102)\n"
+        "As a loss on free scores, Spearman climbs to 0.856 after 30 steps, 0.998 after 100 steps "
+        "(laplace_rank: 0.843, 0.997)"
+    )

@@ -25,6 +25,7 @@ from sodeep.sorters import (
     standardise,
     values_only,
 )
+from sodeep.training import TrainConfig
 
 LENGTH = 40  # the cnn takes lists of 37 and more
 RECURRENT = [name for name in SORTERS if name.startswith(("lstm", "gru"))]
@@ -684,6 +685,22 @@ def test_another_length_is_an_error(name: str) -> None:
     where[1, 3] = False
     with pytest.raises(ValueError, match=whole(message)):
         sorter(normal(2, 40), where)
+
+
+@pytest.mark.parametrize(("name", "shortest"), [("cnn", 37), ("mlp", 2)])
+def test_a_length_that_cannot_be_trained_for_is_not_advised(name: str, shortest: int) -> None:
+    sorter = build_sorter(name, 40)
+    message = (
+        f"`scores` must have lists of 40 items, the length this {name} sorter was built for, got {shortest - 1} real "
+        "items. Leave a shorter last batch out (drop_last=True), use a length-free sorter such as 'set'."
+    )
+    with pytest.raises(ValueError, match=whole(message)):
+        sorter(normal(2, shortest - 1))
+    with pytest.raises(ValueError, match=f"--seq-len {shortest}$"):
+        sorter(normal(2, shortest))
+    TrainConfig(sorter=name, seq_len=shortest)
+    with pytest.raises(ValueError, match=f"^`seq_len` must be .*at least {shortest}"):
+        TrainConfig(sorter=name, seq_len=shortest - 1)
 
 
 @pytest.mark.parametrize(
