@@ -653,6 +653,16 @@ def test_class_folders(tmp_path):
         assert data.items.shape == (8, 64, 64, 3)
 
 
+def test_pictures_of_16_bits(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    values = np.linspace(0, 65535, 64 * 64).reshape(64, 64).astype(np.uint16)
+    write(tmp_path, FOLDERS)
+    for name in FOLDERS:
+        image.fromarray(values).save(tmp_path / name)
+    found = only(layouts.RETRIEVAL, tmp_path).items
+    np.testing.assert_array_equal(found[0, ..., 1], (values / 257).round())
+
+
 def test_class_folders_errors(tmp_path):
     missing = message(read_class_folders, tmp_path / "x", error=FileNotFoundError)
     assert missing == f"`folder` must have a folder of pictures for each class, got '{tmp_path / 'x'}', not there."

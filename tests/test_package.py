@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 
 ORDER = [
     "_checks",
+    "_extras",
     "_precision",
     "_sort",
     "_lists",
@@ -45,6 +46,7 @@ ORDER = [
     "_plain_pickle",
     "tasks.base",
     "tasks.encoders",
+    "tasks.images",
     "tasks.layouts",
     "tasks.revisited",
     "tasks.semantics",

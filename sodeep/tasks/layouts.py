@@ -45,6 +45,7 @@ from sodeep.tasks.base import (
     MultiLabelData,
     RetrievalData,
 )
+from sodeep.tasks.images import read_pictures
 
 StrPath = str | os.PathLike[str]
 
@@ -743,20 +744,7 @@ PIXELS = 64
 
 
 def _pictures(paths: Sequence[Path]) -> Array:
-    """uint8 (n, PIXELS, PIXELS, 3): whole pictures, whatever their shape, by the mean over an area."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise ValueError("Pictures are read with Pillow, which is not installed: pip install pillow.") from None
-    result = np.empty((len(paths), PIXELS, PIXELS, 3), dtype=np.uint8)
-    for pixels, path in zip(result, paths, strict=True):
-        try:
-            with Image.open(path) as picture:
-                picture.draft("RGB", (PIXELS, PIXELS))  # a JPEG is decoded at a fraction of its size
-                pixels[:] = np.asarray(picture.convert("RGB").resize((PIXELS, PIXELS), Image.Resampling.BOX))
-        except OSError as error:
-            raise ValueError(f"{path} must be a picture, got a file that Pillow cannot read ({error}).") from None
-    return result
+    return read_pictures(paths, PIXELS)
 
 
 def _retrieval(name: str, found: RetrievalSet) -> RetrievalData:
