@@ -117,10 +117,13 @@ def compare(
     Example: sodeep compare memorability --loss mse --loss spearman:laplace --seeds 5
     """  # noqa: D301  # \b is click's mark for lines it must not wrap
     from sodeep import compare as comparing
+    from sodeep._extras import check_installed
     from sodeep.report import write_report, write_tensorboard
     from sodeep.tasks import TASKS
     from sodeep.tasks.contenders import default_losses
 
+    if tensorboard:
+        check_installed("tensorboard", "--tensorboard")
     out = out or Path("runs") / task
     names = list(losses)
     if baseline is not None and baseline not in names:

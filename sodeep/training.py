@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
 from sodeep._checks import check_at_least, check_choice, check_free, check_positive, describe, is_number, plain
+from sodeep._extras import is_missing, needed, remedy
 from sodeep.checkpoint import save_sorter, write_atomic
 from sodeep.generators import DEFAULT, USER, check_mixture, draw, draw_length, read_scores_file
 from sodeep.ranks import exact_rank
@@ -850,7 +851,8 @@ class _Log:
         self.writer: Any = None
         self.bar: Any = None
         if log_dir is not None:
-            from torch.utils.tensorboard import SummaryWriter
+            with needed("tensorboard", "`log_dir`"):
+                from torch.utils.tensorboard import SummaryWriter
 
             self.writer = SummaryWriter(os.fspath(log_dir), purge_step=run.step or None)
         if progress:
@@ -910,10 +912,10 @@ class _Log:
         try:
             from sodeep.pictures import rank_picture
         except ModuleNotFoundError as error:
-            if error.name != "matplotlib":
+            if not is_missing(error, "matplotlib"):
                 raise
             if len(self.run.history) == 1:
-                self.writer.add_text("note", "For the picture of the ranks: pip install sodeep[plot]", step)
+                self.writer.add_text("note", f"For the picture of the ranks: {remedy('matplotlib')}", step)
             return
         lists = {name: x[0][0].cpu() for name, x in self.run.validation.items() if name != "validation"}
         with torch.no_grad():

@@ -826,8 +826,9 @@ def test_unknown_names_name_the_choices():
 def test_a_peer_that_is_not_installed_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     for peer, (package, _) in PEERS.items():
-        expected = f"`loss` peer:{peer} needs {package}. Install it: pip install {package.replace('_', '-')}"
-        with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
+        name = package.replace("_", "-")
+        expected = f"`loss` peer:{peer} needs {name}, which is not installed. Install it: pip install {name}"
+        with pytest.raises(ModuleNotFoundError, match="^" + re.escape(expected) + "$"):
             contender(f"peer:{peer}")
 
 

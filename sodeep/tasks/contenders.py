@@ -21,7 +21,6 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
-import importlib.util
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from sodeep import losses as losses_
+from sodeep._extras import check_installed
 from sodeep.checkpoint import list_sorters, load_sorter
 from sodeep.ranks import RankFunction, blackbox_rank, laplace_rank, sigmoid_rank, straight_through
 from sodeep.tasks.base import Loss, Task
@@ -230,8 +230,9 @@ def contender(name: str) -> Contender:
     """The loss of a name.
 
     Raises:
-        ValueError: unknown name, with the choices; a rank loss without its rank function; a peer that is not
-            installed; a module without that attribute.
+        ValueError: unknown name, with the choices; a rank loss without its rank function; a module without that
+            attribute.
+        MissingPackageError: a peer that is not installed.
     """
     names = terms_of(name)
     if len(names) > 1:
@@ -321,8 +322,7 @@ def _peer(name: str) -> Contender:
     if name not in PEERS:
         raise ValueError(f"`loss` must be one of {', '.join(f'peer:{peer}' for peer in PEERS)}, got 'peer:{name}'.")
     package, loss = PEERS[name]
-    if importlib.util.find_spec(package) is None:
-        raise ValueError(f"`loss` peer:{name} needs {package}. Install it: pip install {package.replace('_', '-')}")
+    check_installed(package, f"`loss` peer:{name}")
     return loss
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sodeep import metrics
+from sodeep._extras import needed
 from sodeep.tasks.base import (
     BATCH_SIZE,
     Array,
@@ -117,7 +118,8 @@ class MultiLabel(Task):
 
 def _generated(seed: int, n: int = 3000, classes: int = 12) -> MultiLabelData:
     """scikit-learn's multilabel generator: bags of words of as many topics as a document has labels."""
-    from sklearn.datasets import make_multilabel_classification
+    with needed("sklearn", "The multi-label task without data of your own (--data)"):
+        from sklearn.datasets import make_multilabel_classification
 
     features, labels = make_multilabel_classification(
         n, n_features=40, n_classes=classes, n_labels=2, length=25, random_state=seed

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sodeep import metrics
+from sodeep._extras import needed
 from sodeep.losses import EmbeddingLoss, pairwise_scores, quantized_ap_loss
 from sodeep.samplers import BalancedBatchSampler
 from sodeep.tasks.base import (
@@ -192,7 +193,8 @@ class Retrieval(Task):
 
 def _digits(seed: int) -> RetrievalData:
     """The digits inside scikit-learn; of the ten classes 4 are for training, 3 for validation and 3 for the test."""
-    from sklearn.datasets import load_digits
+    with needed("sklearn", "The retrieval task without data of your own (--data)"):
+        from sklearn.datasets import load_digits
 
     digits = load_digits()
     order = np.random.default_rng([seed, 1]).permutation(10)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
+from sodeep._extras import check_installed
 from sodeep.tasks.base import BATCH_SIZE, Evaluation, MultiLabelData
 from sodeep.tasks.encoders import FeatureNet
 from sodeep.tasks.multi_label import MultiLabel
@@ -41,6 +42,7 @@ class Toy(MultiLabel):
         """
         if data is not None:
             raise ValueError(f"`data` must not be given for the toy task, which draws its own, got {str(data)!r}.")
+        check_installed("sklearn", "The toy task, for its support vector machine,")
         return cls(_two_classes(seed), seed, batch_size, train_share)
 
     def model(self) -> nn.Module:
