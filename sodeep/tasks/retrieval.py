@@ -22,6 +22,7 @@ from sodeep.tasks.base import (
     Loss,
     RetrievalData,
     Task,
+    left_behind,
     npz_files,
     npz_names,
     read_data,
@@ -237,11 +238,13 @@ def _files(path: Path, part: str) -> Iterator[tuple[PurePosixPath, bytes]]:
     """Name and bytes of the pictures of `part`, in a zip or a folder."""
     if (path / part).is_dir():
         for file in sorted((path / part).rglob("*.png")):
-            yield PurePosixPath(file.relative_to(path).as_posix()), file.read_bytes()
+            place = PurePosixPath(file.relative_to(path).as_posix())
+            if not any(map(left_behind, place.parts)):
+                yield place, file.read_bytes()
         return
     with zipfile.ZipFile(path / f"{part}.zip") as archive:
         for name in sorted(archive.namelist()):
-            if name.endswith(".png") and not name.startswith("__MACOSX"):
+            if name.endswith(".png") and not any(map(left_behind, PurePosixPath(name).parts)):
                 yield PurePosixPath(name), archive.read(name)
 
 

@@ -29,11 +29,17 @@ class Toy(MultiLabel):
     metrics = {"mAP": True, "mAP of a linear SVM": True}  # noqa: RUF012
     baseline = "hinge"
     losses = ("hinge", "bce", "map:laplace", "map:sigmoid", "smooth-ap", "map:set")
+    options = ()
     epochs = 20
 
     @classmethod
     def load(
-        cls, data: str | Path | None = None, seed: int = 0, batch_size: int = BATCH_SIZE, train_share: float = 1.0
+        cls,
+        data: str | Path | None = None,
+        seed: int = 0,
+        batch_size: int = BATCH_SIZE,
+        train_share: float = 1.0,
+        text_features: str | None = None,
     ) -> Toy:
         """The points, drawn with the seed.
 
@@ -43,7 +49,7 @@ class Toy(MultiLabel):
         if data is not None:
             raise ValueError(f"`data` must not be given for the toy task, which draws its own, got {str(data)!r}.")
         check_installed("sklearn", "The toy task, for its support vector machine,")
-        return cls(_two_classes(seed), seed, batch_size, train_share)
+        return cls(_two_classes(seed), seed, batch_size, train_share, text_features)
 
     def model(self) -> nn.Module:
         """A linear scorer of standardised features."""
