@@ -39,7 +39,7 @@ from sodeep.ranks import RankFunction, blackbox_rank, laplace_rank, sigmoid_rank
 from sodeep.tasks.base import Loss, Task
 
 FORMS = {
-    "target": "loss(scores (n,), target (n,)): regression",
+    "target": "loss(scores (n,), target (n,))",
     "relevant": "loss(scores (Q, N), relevant (Q, N) bool)",
     "semantic": "loss(scores (Q, N), graded relevance (Q, N))",
     "embeddings": "loss(embeddings (n, d), labels (n,))",
