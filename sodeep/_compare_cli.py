@@ -65,6 +65,22 @@ class _Compare(click.Command):
     "captions.  [default: the first that the data have]",
 )
 @click.option(
+    "--text-features",
+    metavar="NAME",
+    help="What texts are turned into: tf-idf, or wordllama, word vectors (pip install wordllama).  [default: tf-idf]",
+)
+@click.option(
+    "--target", metavar="COLUMN", help="Column of scores in a csv of your own (memorability).  [default: score]"
+)
+@click.option("--text", metavar="COLUMN", help="Its column of texts.  [default: text, if there is one]")
+@click.option(
+    "--predictor",
+    "predictors",
+    multiple=True,
+    metavar="COLUMN",
+    help="Its columns of numbers to predict from; repeatable.  [default: all the others]",
+)
+@click.option(
     "--jobs",
     type=click.IntRange(1),
     help=f"Processes, of one thread each.  [default: on a CPU the cores, at most {MOST_JOBS}; on a GPU 1]",
@@ -85,6 +101,10 @@ def compare(
     batch_size: int,
     train_share: float,
     semantic: str | None,
+    text_features: str | None,
+    target: str | None,
+    text: str | None,
+    predictors: tuple[str, ...],
     jobs: int | None,
     device: str,
     tensorboard: bool,
@@ -106,16 +126,22 @@ def compare(
       peer:torchsort, peer:smooth-ap...       of other packages, if installed
       my_module:MyLoss                        your own
       A+B                                     a sum, its weight tuned
+    Your own is called like the others of the task, loss(scores, relevant) or for
+    memorability loss(scores, target); in retrieval as loss(embeddings, labels) if
+    its first argument is called embeddings (pytorch-metric-learning's form).
     RANK is laplace, sigmoid, blackbox, straight-through, a shipped sorter,
     FILE.safetensors or my_module:my_rank.
 
     Example: sodeep compare memorability --loss mse --loss spearman:laplace --seeds 5
     """  # noqa: D301  # \b is click's mark for lines it must not wrap
     from sodeep import compare as comparing
+    from sodeep._extras import check_installed
     from sodeep.report import write_report, write_tensorboard
     from sodeep.tasks import TASKS
     from sodeep.tasks.contenders import default_losses
 
+    if tensorboard:
+        check_installed("tensorboard", "--tensorboard")
     out = out or Path("runs") / task
     names = list(losses)
     if baseline is not None and baseline not in names:
@@ -133,6 +159,10 @@ def compare(
             batch_size=batch_size,
             train_share=train_share,
             semantic=semantic,
+            text_features=text_features,
+            target=target,
+            text=text,
+            predictors=predictors or None,
             jobs=jobs or _cores(device),
             device=device,
             on_run=progress,

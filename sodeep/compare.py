@@ -58,7 +58,7 @@ from sodeep._checks import check_at_least, check_choice, check_computes, describ
 from sodeep.checkpoint import write_atomic
 from sodeep.tasks import TASKS, Task
 from sodeep.tasks.base import BATCH_SIZE
-from sodeep.tasks.contenders import Contender, contender, default_losses
+from sodeep.tasks.contenders import FORMS, Contender, contender, default_losses
 
 VALIDATIONS = 10
 """How often in a training the validation split is looked at, for the learning curves; only the last one selects."""
@@ -188,6 +188,8 @@ class _Job:
     device: str
     options: dict[str, Any]
     """Of `Task.load`."""
+    checksum: int | None
+    """Of the data at the start of the comparison; None: a set of the task's own, another one for each seed."""
 
     @property
     def weights(self) -> Path:
@@ -208,9 +210,21 @@ def _task(name: str, data: str | None, seed: int, device: str, **options: Any) -
     return task
 
 
+def _task_of(job: _Job) -> Task:
+    """The task of a job, on the data that the comparison began with."""
+    task = _task(job.task, job.data, job.seed, job.device, **job.options)
+    if job.checksum not in (None, task.checksum):
+        _task.cache_clear()
+        raise ValueError(
+            f"`data` {job.data} must stay the same while losses are compared, got other data than at the start. "
+            "Put back what was there and start again, or take another folder for the new data."
+        )
+    return task
+
+
 def _train(job: _Job) -> Run:
     """Train with one setting, keep the weights, and judge on the validation split."""
-    task = _task(job.task, job.data, job.seed, job.device, **job.options)
+    task = _task_of(job)
     run = Run(
         job.task, task.data_name, job.loss, job.seed, job.settings, "tuning", "ok", device=_device_name(job.device)
     )
@@ -352,8 +366,9 @@ class _LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _test(job: _Job, chosen: Run) -> Run:
     """The weights of the setting chosen, on the test split."""
+    task = _task_of(job)
     try:
-        return _tested(job, chosen)
+        return _tested(job, chosen, task)
     except Exception as error:  # as in training: marked, and the others go on
         failure = {"step": chosen.steps, "reason": f"in the test, {type(error).__name__}: {error}", "values": {}}
         return replace(chosen, stage="test", status="failed", metrics={}, failure=failure)
@@ -364,8 +379,7 @@ def _failed_test(training: Run) -> Run:
     return replace(training, stage="test", settings={})
 
 
-def _tested(job: _Job, chosen: Run) -> Run:
-    task = _task(job.task, job.data, job.seed, job.device, **job.options)
+def _tested(job: _Job, chosen: Run, task: Task) -> Run:
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         model = task.model()
     model.load_state_dict(safetensors.torch.load_file(job.weights))
@@ -432,6 +446,10 @@ def compare(
     batch_size: int = BATCH_SIZE,
     train_share: float = 1.0,
     semantic: str | None = None,
+    text_features: str | None = None,
+    target: str | None = None,
+    text: str | None = None,
+    predictors: Sequence[str] | None = None,
     jobs: int = 1,
     device: str = "auto",
     on_run: Callable[[Run, int, int], None] | None = None,
@@ -440,7 +458,8 @@ def compare(
 
     Args:
         task: name in `sodeep.tasks.TASKS`.
-        losses: names of losses, as `sodeep.tasks.contenders` reads them. None: those of the task.
+        losses: names of losses, as `sodeep.tasks.contenders` reads them. None: those of the task that the data have all
+            for.
         out: folder of the comparison, made if need be. Runs found in it are not repeated; further losses and seeds may
             be added.
         data: path of the data, in a layout that the task reads. None: its small embedded set.
@@ -451,6 +470,11 @@ def compare(
             share is part of a larger one. Fewer steps, as an epoch is shorter.
         semantic: of the cross-modal task, which semantic scores "asp" and the like are trained on: "overlap" of codes,
             or "cider", "bleu" or "rouge-l" of captions. None: the first of these that the data have.
+        text_features: what texts are turned into: "tf-idf", or "wordllama", word vectors of the package of that name
+            (`sodeep.tasks.texts`). None: "tf-idf". The name of the data says which.
+        target: of the memorability task on a csv table, the column of scores. None: "score".
+        text: likewise, the column of texts. None: "text", if there is one.
+        predictors: likewise, the columns of numbers to predict from. None: all the others.
         jobs: processes, of one thread each. 1 stays in this process, with one thread meanwhile. As they are spawned, a
             script that asks for more needs the usual ``if __name__ == "__main__":``.
         device: "auto" (a GPU if there is one), "cpu", "cuda", ...
@@ -469,6 +493,7 @@ def compare(
     """
     check_choice(task, TASKS, "task")
     kind = TASKS[task]
+    by_default = losses is None
     losses = list(dict.fromkeys(default_losses(kind) if losses is None else losses))
     if not losses:
         raise ValueError(f"`losses` must name at least one loss, got none. None stands for {', '.join(kind.losses)}.")
@@ -483,23 +508,40 @@ def compare(
     jobs = check_at_least(jobs, 1, "jobs")
     place = _device(device)
     options: dict[str, Any] = {"batch_size": batch_size, "train_share": train_share}
-    if semantic is not None:
-        if "semantic" not in kind.accepts:
+    if isinstance(predictors, str):
+        raise ValueError(f"`predictors` must be a list of names, got {predictors!r}. Put it in brackets.")
+    for name, value in {
+        "semantic": semantic,
+        "text_features": text_features,
+        "target": target,
+        "text": text,
+        "predictors": tuple(predictors) if predictors else None,
+    }.items():
+        if value is not None and name not in kind.options:
             raise ValueError(
-                f"`semantic` must not be given for the {task} task, which has no semantic scores, got {semantic!r}."
+                f"`{name}` must not be given for the {task} task, which has no {_OPTIONS[name]}, got {value!r}."
             )
-        options["semantic"] = semantic
+        if value is not None:
+            options[name] = value
 
     path = None if data is None else str(user_path(data))
+    _task.cache_clear()  # by now the path may hold other data than in a comparison before
     loaded = _task(task, path, seeds[0], place, **options)  # wrong data end here, not in a worker
+    for loss, entry in contenders.items():
+        lacking = next(filter(None, map(loaded.lacks, sorted(entry.forms))), None)
+        if lacking is not None and not by_default:
+            raise ValueError(f"`loss` {loss} needs {lacking}.")
+        if lacking is not None:  # as of a sorter that is not shipped
+            losses.remove(loss)
     folder = user_path(out)
     what = {"task": task, "data": loaded.data_name, "epochs": epochs, "batch_size": batch_size}
     marks = {loss: _sorter_mark(entry, kind) for loss, entry in contenders.items()}
     sorters = {loss: mark for loss, mark in marks.items() if mark is not None}
-    _claim(folder, what, sorters, None if path is None else loaded.checksum)
+    mark = None if path is None else loaded.checksum
+    _claim(folder, what, sorters, mark)
     work = {
         (loss, seed): [
-            _Job(task, path, loss, seed, settings, str(folder), epochs, place, options)
+            _Job(task, path, loss, seed, settings, str(folder), epochs, place, options, mark)
             for settings in contenders[loss].grid(kind.rates)
         ]
         for seed in seeds
@@ -508,11 +550,23 @@ def compare(
     return _Comparison(folder, kind.headline, work, on_run).run(jobs)
 
 
+_OPTIONS = {
+    "semantic": "semantic scores",
+    "text_features": "texts",
+    "target": "table of columns",
+    "text": "table of columns",
+    "predictors": "table of columns",
+}
+"""Options of some tasks -> what the others lack."""
+
+
 def _check_fits(loss: str, entry: Contender, kind: type[Task]) -> None:
     wrong = entry.forms - {"", *kind.accepts}
     if wrong:
+        calls = " or ".join(FORMS[form] for form in kind.accepts)
         raise ValueError(
             f"`loss` must fit the {kind.name} task, got {loss!r}, a loss of another kind. "
+            f"It is called as {FORMS[min(wrong)]}, this task calls {calls}. "
             f"Those compared by default are {', '.join(kind.losses)}."
         )
 

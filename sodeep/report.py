@@ -1,8 +1,7 @@
 """What came out of a comparison, from its runs: Markdown, JSON, one HTML page with pictures, TensorBoard.
 
 The page needs nothing but itself: pictures are in it, and it loads nothing, from this computer or another. Pictures are
-drawn with matplotlib (``pip install sodeep[plot]``). Without it the tables are complete, and the report says what is
-missing.
+drawn with matplotlib. Without it the tables are complete, and the report says what is missing.
 
     write_report("runs/retrieval")                      # report.md, report.json, report.html in that folder
     write_tensorboard("runs/retrieval", "runs/board")   # then: tensorboard --logdir runs/board
@@ -32,6 +31,7 @@ from numpy.typing import NDArray
 import sodeep
 from sodeep._arrays import read_npz
 from sodeep._checks import user_path
+from sodeep._extras import is_missing, needed, remedy
 from sodeep.checkpoint import list_sorters, write_atomic
 from sodeep.compare import Cell, Run, Summary, read_runs, summarise
 from sodeep.tasks.contenders import LOSSES, RANK_LOSSES, RANKS, contender, terms_of
@@ -39,7 +39,7 @@ from sodeep.weights import pair_weights
 
 Array = NDArray[Any]
 NOTHING = "\N{EN DASH}"
-NO_MATPLOTLIB = "Pictures are left out: matplotlib is not installed (pip install sodeep[plot])."
+NO_MATPLOTLIB = f"Pictures are left out: matplotlib is not installed. Install it: {remedy('matplotlib')}"
 
 
 @dataclass(frozen=True)
@@ -622,7 +622,7 @@ def _html(
         try:
             pictures = list(_pictures(part, losses))
         except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] != "matplotlib":
+            if not is_missing(error, "matplotlib"):
                 raise
             pictures = []
             notes[:] = [NO_MATPLOTLIB]
@@ -705,7 +705,8 @@ def write_tensorboard(
         FileNotFoundError: there are no runs in `folder`.
         ValueError: `log_dir` has a folder of the task's name.
     """
-    from torch.utils.tensorboard import SummaryWriter
+    with needed("tensorboard", "Writing for TensorBoard"):
+        from torch.utils.tensorboard import SummaryWriter
 
     notes: list[str] = []
     parts = {user_path(log_dir) / _slug(part.summary.task): part for part in _parts(folder, baseline)}
@@ -723,7 +724,7 @@ def write_tensorboard(
                     writer.add_figure(picture.title, picture.figure, close=False)
                 writer.add_text("report", _markdown([part], None, []))
         except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] != "matplotlib":
+            if not is_missing(error, "matplotlib"):
                 raise
             notes = [NO_MATPLOTLIB]
     return notes

@@ -36,6 +36,7 @@ from sodeep._checks import (
     user_path,
     with_remedy,
 )
+from sodeep._extras import is_missing, needed, remedy
 from sodeep._progress import Progress
 from sodeep._sealed import DamagedError, check_header, check_tensors, parse_header, seal
 from sodeep.checkpoint import listed, misfits, save_sorter, sweep_temporaries, write_atomic
@@ -994,7 +995,8 @@ class _Log:
         self.writer: Any = None
         self.progress = Progress(f"training {run.config.sorter}", start=run.progress()) if progress else None
         if log_dir is not None:
-            from torch.utils.tensorboard import SummaryWriter
+            with needed("tensorboard", "`log_dir`"):
+                from torch.utils.tensorboard import SummaryWriter
 
             log_dir = user_path(log_dir)
             _await_next_second(log_dir)
@@ -1048,10 +1050,10 @@ class _Log:
         try:
             from sodeep.pictures import rank_picture
         except ModuleNotFoundError as error:
-            if error.name != "matplotlib":
+            if not is_missing(error, "matplotlib"):
                 raise
             if len(self.run.history) == 1:
-                self.writer.add_text("note", "For the picture of the ranks: pip install sodeep[plot]", step)
+                self.writer.add_text("note", f"For the picture of the ranks: {remedy('matplotlib')}", step)
             return
         lists = {name: x[0][0].cpu() for name, x in self.run.validation.items() if name != "validation"}
         with torch.no_grad():

@@ -1,4 +1,5 @@
 import gc
+import sys
 
 import pytest
 import torch
@@ -29,3 +30,15 @@ def process_group(tmp_path):
 @pytest.fixture
 def generator():
     return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture
+def uninstall(monkeypatch):
+    """Makes a package look as if it were not installed."""
+
+    def hide(module):
+        for name in [name for name in sys.modules if name.partition(".")[0] == module]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, module, None)
+
+    return hide

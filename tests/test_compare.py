@@ -333,6 +333,109 @@ def test_other_data_under_the_same_name_are_not_mixed_in(tmp_path):
     assert json.loads(held.read_bytes()) == json.loads(marked)
 
 
+def test_an_edited_file_is_read_again(tmp_path):
+    path = scores_file(tmp_path / "data/scores.csv")
+    first = compare("memorability", ["mse"], data=path, out=tmp_path / "first", seeds=1, epochs=1)
+    path.write_text(path.read_text().replace(",0.0\n", ",0.9\n", 1))
+    second = compare("memorability", ["mse"], data=path, out=tmp_path / "second", seeds=1, epochs=1)
+    fresh = compare("memorability", ["mse"], data=scores_copy(path), out=tmp_path / "third", seeds=1, epochs=1)
+    assert [run.metrics for run in second] == [run.metrics for run in fresh]
+    assert [run.metrics for run in second] != [run.metrics for run in first]
+
+
+def scores_copy(path):
+    copy = path.parent / "copy" / path.name
+    copy.parent.mkdir()
+    copy.write_bytes(path.read_bytes())
+    return copy
+
+
+@pytest.mark.parametrize("done", [2, 4, 5])  # in the trainings of a seed, before its test, between two seeds
+def test_data_that_change_during_a_comparison_end_it(tmp_path, done):
+    path = scores_file(tmp_path / "data/scores.csv")
+
+    def edit(run, number, total):
+        if number == done:
+            path.write_text(path.read_text() + "\n3,3,0.3")
+            comparing._task.cache_clear()  # as in another process, or with another seed
+
+    expected = (
+        f"`data` {path} must stay the same while losses are compared, got other data than at the start. "
+        "Put back what was there and start again, or take another folder for the new data."
+    )
+    with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
+        compare("memorability", ["mse"], data=path, out=tmp_path / "out", seeds=2, epochs=1, on_run=edit)
+    assert len(read_runs(tmp_path / "out")) == done
+
+
+def test_columns_and_text_features_are_kept_apart(tmp_path):
+    path = tmp_path / "said.csv"
+    words = ["red", "green", "small", "dog", "runs"]
+    rng = np.random.default_rng(0)
+    rows = [f"{i};{' '.join(rng.choice(words, 4))};{i % 7};{i / 60}" for i in range(60)]
+    path.write_text("\n".join(["id;words;age;rt", *rows]))
+    given = {"data": path, "out": tmp_path / "out", "seeds": 1, "epochs": 1, "target": "rt", "text": "words"}
+    runs = compare("memorability", ["mse"], predictors=["age"], **given)
+    assert {run.status for run in runs} == {"ok"}
+    assert {run.data for run in runs} == {"said, rt, tf-idf of n-grams"}
+    other = f"`out` {tmp_path / 'out'} holds a comparison "
+    end = " Choose another folder, or delete it."
+    expected = f"{other}on other data under the name 'said, rt, tf-idf of n-grams'.{end}"
+    with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
+        compare("memorability", ["mse"], predictors=["id"], **given)
+    expected = f"{other}with data 'said, rt, tf-idf of n-grams', not 'said, rt, wordllama vectors'.{end}"
+    pytest.importorskip("tokenizers")
+    pytest.importorskip("wordllama")
+    with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
+        compare("memorability", ["mse"], predictors=["age"], text_features="wordllama", **given)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (
+            {"text_features": "tf-idf"},
+            "`text_features` must not be given for the toy task, which has no texts, got 'tf-idf'.",
+        ),
+        ({"target": "rt"}, "`target` must not be given for the toy task, which has no table of columns, got 'rt'."),
+        ({"text": "x"}, "`text` must not be given for the toy task, which has no table of columns, got 'x'."),
+        (
+            {"predictors": ["x"]},
+            "`predictors` must not be given for the toy task, which has no table of columns, got ('x',).",
+        ),
+        ({"predictors": "age"}, "`predictors` must be a list of names, got 'age'. Put it in brackets."),
+    ],
+)
+def test_options_that_a_task_has_not(tmp_path, options, expected):
+    with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
+        compare("toy", ["bce"], out=tmp_path, **options)
+
+
+def test_asp_without_graded_relevance(tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for split in ("train", "val", "test"):
+        arrays |= {f"{split}_images": rng.random((12, 3)), f"{split}_captions": rng.random((12, 4))}
+        arrays[f"{split}_image_of_caption"] = np.arange(12)
+    path = tmp_path / "x.npz"
+    np.savez(path, **arrays)
+    given = {"data": path, "out": tmp_path / "out", "seeds": 1, "epochs": 1}
+    for loss in ("asp", "triplet-hard+asp"):
+        expected = (
+            f"`loss` {loss} needs graded relevance, which these data do not have. Add codes or classes of the images "
+            "to the npz (<split>_codes, <split>_labels), or leave that loss out."
+        )
+        with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
+            compare("cross-modal", ["nt-xent", loss], **given)
+    assert not (tmp_path / "out").exists()
+    runs = compare("cross-modal", **given)
+    assert {"asp", "triplet-hard+asp"}.isdisjoint({run.loss for run in runs})
+    assert {run.status for run in runs} == {"ok"}
+    np.savez(path, **arrays, **{f"{split}_labels": np.arange(12) // 3 for split in ("train", "val", "test")})
+    runs = compare("cross-modal", ["asp"], **{**given, "out": tmp_path / "graded"})
+    assert "i2t ASP" in runs[-1].metrics
+
+
 @pytest.mark.parametrize(
     ("content", "got"),
     [
@@ -656,6 +759,43 @@ def test_no_tested_run_is_a_failure(bad_losses, tmp_path):
     assert re.search(rf"^{bad_losses}:raises +failed$", result.stdout, re.MULTILINE)
     assert (tmp_path / "out/report.md").exists()
     assert run("memorability", *options, "--loss", "mse").exit_code == 0
+
+
+def test_command_names_the_columns_of_a_table(tmp_path):
+    path = tmp_path / "my.csv"
+    path.write_text("\n".join(["id;age;weight;rt", *(f"x{i};{i % 7};{i % 5};{i / 40}" for i in range(40))]))
+    options = ["--data", path, "--loss", "mse", "--seeds", 1, "--epochs", 1, "--out", tmp_path / "out"]
+    result = run("memorability", *options, "--target", "rt", "--predictor", "age", "--predictor", "weight")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[1].startswith("memorability on my, rt: ")
+    result = run("memorability", *options, "--target", "RT")
+    assert (result.exit_code, result.stderr) == (
+        1,
+        f"Error: `target` must be in '{path}', got 'RT' for the columns id, age, weight, rt (apart by semicolons). "
+        "Is it 'rt'?\n",
+    )
+
+
+def test_a_loss_of_the_form_of_pytorch_metric_learning(tmp_path, monkeypatch):
+    (tmp_path / "pml_of_a_test.py").write_text(
+        "import torch\n"
+        "class Mine(torch.nn.Module):\n"
+        "    def forward(self, embeddings, labels):\n"
+        "        assert embeddings.ndim == 2 and labels.ndim == 1\n"
+        "        return embeddings.square().mean()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    name = "pml_of_a_test:Mine"
+    runs = compare("retrieval", [name], out=tmp_path / "out", seeds=1, epochs=1)
+    assert {run.status for run in runs} == {"ok"}
+    expected = (
+        f"`loss` must fit the memorability task, got '{name}', a loss of another kind. It is called as loss(embeddings "
+        "(n, d), labels (n,)), this task calls loss(scores (n,), target (n,)). Those compared by default are "
+    )
+    with pytest.raises(ValueError, match="^" + re.escape(expected)):
+        compare("memorability", [name], out=tmp_path / "other")
+    told = " ".join(CliRunner().invoke(main, ["compare", "--help"], terminal_width=100).output.split())
+    assert "in retrieval as loss(embeddings, labels) if its first argument is called embeddings" in told
 
 
 def test_command_writes_for_tensorboard(tmp_path):

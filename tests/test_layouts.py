@@ -12,7 +12,7 @@ import torch
 
 from sodeep._plain_pickle import NotPlainError, read_plain_pickle
 from sodeep.metrics import average_precision
-from sodeep.tasks import layouts
+from sodeep.tasks import layouts, read_data
 from sodeep.tasks.layouts import (
     read_class_folders,
     read_cub,
@@ -691,7 +691,7 @@ def test_mediaeval_errors(tmp_path):
     path.write_text("a,b\n1,2\n")
     assert message(read_mediaeval, path) == (
         "scores.csv must have the columns video and short-term_memorability or video_id and scores_raw_short_term, "
-        f"got a, b, in '{tmp_path}'. {MEDIAEVAL_ORIGIN}"
+        f"got the columns a, b, in '{tmp_path}'. {MEDIAEVAL_ORIGIN}"
     )
     path.write_text("")
     assert message(read_mediaeval, path, normalized=True) == (
@@ -711,9 +711,71 @@ def test_mediaeval_errors(tmp_path):
     )
     captions.write_text("video3.webm a-dog\n")
     assert message(read_mediaeval, path, captions) == (
-        "captions.txt must have lines of a video, a tab and its caption, or the columns video_id and description, "
+        "captions.txt must have lines of a video, a tab and its caption, or the columns video_id and description, or "
+        f"description_0, description_1 and so on, got 'video3.webm a-dog', in '{tmp_path}'. {MEDIAEVAL_ORIGIN}"
+    )
+    captions = tmp_path / "captions.csv"
+    captions.write_text("video_id;caption\n1;a\n")
+    assert message(read_mediaeval, path, captions) == (
+        "captions.csv must have lines of a video, a tab and its caption, or the columns video_id and description, or "
+        "description_0, description_1 and so on, got the columns video_id, caption (apart by semicolons), "
         f"in '{tmp_path}'. {MEDIAEVAL_ORIGIN}"
     )
+
+
+MEMENTO = {
+    "train": (0.9, 0.8, ["a cat", "a red cat"]),
+    "dev": (0.7, 0.6, ["a dog", ""]),
+    "test": (0.5, 0.4, ["rain", "much rain"]),
+}
+
+
+def memento(parts, folders=False):
+    """As MediaEval gives Memento10k out: three files of scores, and three of captions in columns."""
+    files = {}
+    for part in parts:
+        raw, normalized, captions = MEMENTO[part]
+        place = "" if not folders else {"train": "training_set/"}.get(part, f"{part}_set/")
+        files[f"{place}{part}_scores.csv"] = (
+            f"video_id,video_url,scores_raw_short_term,scores_normalized_short_term\n{part}.mp4,x,{raw},{normalized}\n"
+        )
+        files[f"{place}{part}_text_descriptions.csv"] = (
+            f"video_id,video_url,description_0,description_1\n{part}.mp4,x,{captions[0]},{captions[1]}\n"
+        )
+    return files
+
+
+@pytest.mark.parametrize("folders", [False, True])
+@pytest.mark.parametrize(
+    ("parts", "splits"),
+    [
+        (["train", "dev", "test"], ["train", "val", "test"]),
+        (["train", "dev"], ["train", "test"]),  # the scores of the test are kept back
+        (["train", "test"], ["train", "test"]),
+    ],
+)
+def test_memento(tmp_path, folders, parts, splits):
+    write(tmp_path, memento(parts, folders))
+    found = only(layouts.MEMORABILITY, tmp_path)
+    assert found.name == "Memento10k, normalized scores, from captions"
+    assert found.split.tolist() == splits
+    assert found.target.tolist() == [MEMENTO[part][1] for part in parts]
+    assert found.texts == [" ".join(filter(None, MEMENTO[part][2])) for part in parts]
+
+
+def test_memento_in_one_file(tmp_path):
+    lines = ["video_id,split,scores_normalized_short_term,description_0,description_1"]
+    lines += [f"{i},{split},{i / 10},a {i},b" for i, split in enumerate(("train", "dev", "test"))]
+    write(tmp_path, {"memento.csv": "\n".join(lines)})
+    data = read_data(tmp_path / "memento.csv", layouts.MEMORABILITY, "memorability")  # the first that fits: no table
+    assert data.split.tolist() == ["train", "val", "test"]
+    assert data.target.tolist() == [0.0, 0.1, 0.2]
+    assert data.texts == ["a 0 b", "a 1 b", "a 2 b"]
+
+
+def test_only_the_training_files_of_mediaeval_have_no_split(tmp_path):
+    write(tmp_path, memento(["train"]))
+    assert only(layouts.MEMORABILITY, tmp_path).split is None
 
 
 # ---- class folders ---------------------------------------------------------------------------------------------------
@@ -728,6 +790,9 @@ def test_class_folders(tmp_path):
     assert [path.parent.name for path in found.train.paths] == ["ant", "ant", "cat", "cat"]
     assert (found.train.labels, found.queries.labels) == ([0, 0, 1, 1], [2, 2, 3, 3])
     assert (found.names, found.gallery) == ({0: "ant", 1: "cat", 2: "bee", 3: "dog"}, None)
+    left = {"ant/._0.PNG": "", ".DS_Store": "", "__MACOSX/ant/._0.png": "", "__MACOSX/x.png": "", "ant/Thumbs.db": ""}
+    write(tmp_path / "one", {**left, "bee/.DS_Store": "", ".trash/0.png": "", ".trash/1.png": ""})
+    assert read_class_folders(tmp_path / "one") == found
     parts = {f"{'train' if name[0] in 'ab' else 'test'}/{name}": content for name, content in FOLDERS.items()}
     found = read_class_folders(write(tmp_path / "two", parts))
     assert found.names == {0: "ant", 1: "bee", 2: "cat", 3: "dog"}
@@ -735,6 +800,16 @@ def test_class_folders(tmp_path):
         data = only(layouts.RETRIEVAL, tmp_path / name)
         assert data.split.tolist() == ["train"] * 4 + ["test"] * 4
         assert data.items.shape == (8, 64, 64, 3)
+
+
+def test_pictures_of_16_bits(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    values = np.linspace(0, 65535, 64 * 64).reshape(64, 64).astype(np.uint16)
+    write(tmp_path, FOLDERS)
+    for name in FOLDERS:
+        image.fromarray(values).save(tmp_path / name)
+    found = only(layouts.RETRIEVAL, tmp_path).items
+    np.testing.assert_array_equal(found[0, ..., 1], (values / 257).round())
 
 
 def test_class_folders_errors(tmp_path):
@@ -748,7 +823,13 @@ def test_class_folders_errors(tmp_path):
     one = write(tmp_path / "one", FOLDERS)
     (one / "dog/1.PNG").unlink()
     assert message(read_class_folders, one) == (
-        f"`folder` must have two pictures or more of each class, got 1 in '{one / 'dog'}'."
+        f"`folder` must have two pictures or more of each class, got 1 in '{one / 'dog'}'. "
+        "Add some, or move that folder away."
+    )
+    empty = write(tmp_path / "empty", {**FOLDERS, "notes/readme.md": ""})
+    assert message(only, layouts.RETRIEVAL, empty) == (
+        f"`folder` must have two pictures or more of each class, got 0 in '{empty / 'notes'}'. "
+        "Add some, or move that folder away."
     )
     both = write(tmp_path / "both", {f"{part}/{name}": None for part in ("train", "test") for name in FOLDERS})
     assert message(read_class_folders, both) == (
@@ -780,6 +861,46 @@ def test_table_as_data_of_a_comparison(tmp_path):
     assert [len(task.index[split]) for split in ("train", "val", "test")] == [24, 8, 8]
 
 
+def test_columns_of_a_table_by_name(tmp_path):
+    path = tmp_path / "my.csv"
+    path.write_text("id;said;rt;age;Split\na;so;1.5;4;x\nb;deep;2.5;5;x\n")
+    found = read_table(path, target="rt", text="said", predictors=["age"])
+    np.testing.assert_array_equal(found.scores, [1.5, 2.5])
+    np.testing.assert_array_equal(found.features, np.float32([[4], [5]]))
+    assert (found.texts, found.names, found.split) == (["so", "deep"], ["age"], None)
+    columns = "the columns id, said, rt, age, Split (apart by semicolons)"
+    for options, argument, name, hint in (
+        ({"target": "RT"}, "target", "RT", " Is it 'rt'?"),
+        ({"target": "rt", "text": "words"}, "text", "words", ""),
+        ({"target": "rt", "predictors": ["agee"]}, "predictors", "agee", " Is it 'age'?"),
+    ):
+        expected = f"`{argument}` must be in '{path}', got {name!r} for {columns}.{hint}"
+        assert message(read_table, path, **options) == expected
+
+
+def test_the_split_of_a_table(tmp_path):
+    path = tmp_path / "my.csv"
+    path.write_text("score,a,split\n1,2,train\n2,3,Dev\n3,4,test\n")
+    found = read_table(path)
+    assert (found.split.tolist(), found.names) == (["train", "val", "test"], ["a"])
+    path.write_text("score,a,split\n1,2,train\n2,3,later\n")
+    assert message(read_table, path) == (
+        f"`path` must have train, val or test in each row of split, got 'later' in row 3 of '{path}'."
+    )
+    path.write_text("score,split\n1,0.5\n2,0.7\n")  # a measurement of that name
+    assert read_table(path).names == ["split"]
+
+
+@pytest.mark.parametrize("name", ["Score", "SCORE", "scores"])
+def test_a_column_that_may_be_the_score(tmp_path, name):
+    path = tmp_path / "my.csv"
+    path.write_text(f"{name},a\n1,2\n")
+    assert message(Memorability.load, path) == (
+        "`path` must be a csv table with a column score and a column text, columns of numbers or both, got the columns "
+        f"{name}, a in '{path}'. Is it {name!r}? Say so: target={name!r} (--target {name})."
+    )
+
+
 def test_table_errors(tmp_path):
     path = tmp_path / "my.csv"
     missing = message(read_table, path, error=FileNotFoundError)
@@ -796,7 +917,9 @@ def test_table_errors(tmp_path):
         expected = f"`path` must have a number in every cell, got {shown} for a in row 3 of '{path}'."
         assert message(read_table, path) == expected
     path.write_text("score,a\n1,2\n3\n")
-    assert message(read_table, path) == f"`path` must have a number in every cell, got None for a in row 3 of '{path}'."
+    assert message(read_table, path) == (
+        f"'{path}' must have a cell in each row for each of its 2 columns, got 1 in row 3."
+    )
 
 
 def test_csv_files_that_cannot_be_read(tmp_path):
@@ -847,7 +970,7 @@ VOC = {
 
 @pytest.mark.parametrize("source", ["lists", "xml"])
 def test_voc(tmp_path, source):
-    found = read_voc(write(tmp_path, VOC), source=source)
+    found = read_voc(write(tmp_path, {**VOC, "ImageSets/Main/._cat_trainval.txt": "\x00"}), source=source)
     assert found.names == ["cat", "dog"]
     assert found.labels.tolist() == [[False, True], [True, False], [False, False]]
     assert found.where.tolist() == [[True, True], [True, True], [False, True]]
@@ -916,6 +1039,37 @@ def test_features(tmp_path, task, splits):
             np.testing.assert_allclose(array, given[f"{split}_{name}"]) if array.dtype.kind != "U" else None
             assert array.dtype == (np.float32 if given[f"{split}_{name}"].dtype.kind == "i" and name == "features"
                                    else given[f"{split}_{name}"].dtype)  # fmt: skip
+
+
+def test_graded_relevance_of_images(tmp_path):
+    given = features("cross-modal")
+    codes = {f"{split}_codes": np.eye(2, dtype=np.uint8) for split in ("train", "test")}
+    classes = {"train_labels": np.array(["cat", "dog"]), "test_labels": np.array(["dog", "cat"])}
+    for extra, expected in (
+        (codes, [[1, 0], [0, 1], [1, 0], [0, 1]]),
+        (classes, [[1, 0], [0, 1], [0, 1], [1, 0]]),
+        ({}, None),
+    ):
+        np.savez(tmp_path / "x.npz", **given, **extra)
+        found = only(layouts.CROSS_MODAL, tmp_path / "x.npz").codes
+        assert (found is None) == (expected is None)
+        if expected is not None:
+            np.testing.assert_array_equal(found, np.array(expected, dtype=bool))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "fault"),
+    [
+        ({"train_codes": np.eye(2)}, "codes of some splits, but no test_codes"),
+        ({"train_codes": np.eye(2), "test_codes": np.eye(3)}, "2 rows of test_images and 3 of test_codes"),
+        ({"train_codes": np.eye(2), "test_codes": 2 * np.eye(2)}, "test_codes holds more than 0 and 1"),
+        ({"train_codes": np.eye(2), "test_codes": np.ones(2)}, "test_codes of shape (2,), not (n, c)"),
+    ],
+)
+def test_graded_relevance_of_a_wrong_kind(tmp_path, arrays, fault):
+    path = tmp_path / "x.npz"
+    np.savez(path, **features("cross-modal"), **arrays)
+    assert message(read_features, path, "cross-modal").endswith(f", got '{path}': {fault}.")
 
 
 def test_features_errors(tmp_path):
