@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
 from sodeep._checks import check_at_least, check_choice, check_free, check_positive, describe, is_number, plain
+from sodeep._files import sole_writer
 from sodeep.checkpoint import save_sorter, write_atomic
 from sodeep.generators import DEFAULT, USER, check_mixture, draw, draw_length, read_scores_file
 from sodeep.ranks import exact_rank
@@ -687,7 +688,8 @@ def _claimed(
         return
     _check_free(path, resume, overwrite)
     _check_writable(path)
-    with _sole_writer(path):
+    refusal = f"`out` {path} is being written by another run. Wait for it to end, or choose another name."
+    with sole_writer(path.with_name(f".{path.name}.lock"), refusal):
         _check_free(path, resume, overwrite)  # another run may have ended meanwhile
         yield _read_state(state_path(path)) if resume else None
 
@@ -719,30 +721,6 @@ def _check_writable(path: Path) -> None:
         raise type(error)(
             error.errno, f"`out` must be in a folder that can be written to: {error.strerror}", str(path)
         ) from None
-
-
-@contextlib.contextmanager
-def _sole_writer(path: Path) -> Iterator[None]:
-    """Refuse a second run of `path` while one lasts, where files can be locked. The lock of a killed run is free."""
-    try:
-        import fcntl
-    except ModuleNotFoundError:  # Windows
-        yield
-        return
-    lock = path.with_name(f".{path.name}.lock")
-    with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise FileExistsError(
-                f"`out` {path} is being written by another run. Wait for it to end, or choose another name."
-            ) from None
-        except OSError:  # a file system without locks
-            pass
-        try:
-            yield
-        finally:
-            lock.unlink(missing_ok=True)
 
 
 def _check_device(name: str) -> None:

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 
 ORDER = [
     "_checks",
+    "_files",
     "_precision",
     "_sort",
     "_lists",
