@@ -135,15 +135,6 @@ class _Part:
         """Losses with a tested run, in the order of their colours."""
         return [loss for loss in self.summary.losses if self.tests(loss)]
 
-    @property
-    def origin(self) -> dict[str, Any]:
-        """What the comparison says of itself: epochs, batch size, versions."""
-        path = self.folder / "comparison.json"
-        try:
-            return dict(json.loads(path.read_bytes())) if path.is_file() else {}
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"{path} must say of a comparison what it is of, got no JSON object ({error}).") from None
-
     def details(self, *names: str) -> Iterator[tuple[Run, dict[str, Array]]]:
         """The tested runs that have all the named arrays, with these."""
         for loss in self.losses:
@@ -161,11 +152,24 @@ class _Part:
 
 def _parts(folder: str | os.PathLike[str], baseline: str | None) -> list[_Part]:
     groups: dict[tuple[str, str], list[Run]] = {}
-    for run in read_runs(folder):
-        groups.setdefault((run.task, run.data), []).append(run)
-    if not groups:
+    runs = read_runs(folder)
+    if not runs:
         raise FileNotFoundError(f"`folder` must hold runs of a comparison (runs.jsonl), got '{folder}' without any.")
+    # not as they came: processes side by side, or a start after a failure, would make another report of the same runs
+    losses = list(dict.fromkeys([*_origin(user_path(folder)).get("losses", []), *(run.loss for run in runs)]))
+    places = {loss: place for place, loss in enumerate(losses)}
+    for run in sorted(runs, key=lambda run: (places[run.loss], run.seed, run.stage == "test", _settings(run.settings))):
+        groups.setdefault((run.task, run.data), []).append(run)
     return [_Part(summarise(runs, baseline), runs, user_path(folder)) for runs in groups.values()]
+
+
+def _origin(folder: Path) -> dict[str, Any]:
+    """What the comparison says of itself: epochs, batch size, losses in order, versions."""
+    path = folder / "comparison.json"
+    try:
+        return dict(json.loads(path.read_bytes())) if path.is_file() else {}
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} must say of a comparison what it is of, got no JSON object ({error}).") from None
 
 
 # ---- words and tables ------------------------------------------------------------------------------------------------
@@ -230,6 +234,14 @@ def _findings(part: _Part) -> list[str]:
         found.append("With one seed in common there is no spread: take no difference for more than chance.")
     if summary.failed:
         found.append(f"{len(summary.failed)} of {len(part.runs)} runs failed; see below.")
+    missing = {loss: len(part.tests(loss)) for loss in part.losses if len(part.tests(loss)) < len(summary.seeds)}
+    if missing:
+        counts = ", ".join(f"{loss} has {count}" for loss, count in missing.items())
+        found.append(f"Not every loss was tested with all {_seeds(len(summary.seeds))}: {counts}.")
+    again = sum(bool((run.failure or {}).get("again")) for run in summary.failed)
+    if again:
+        failed = f"{again} run{'s' * (again != 1)} failed for reasons outside the loss"
+        found.append(f"{failed}: start the comparison again to repeat what failed.")
     return found
 
 
@@ -314,7 +326,7 @@ def _header(part: _Part) -> str:
     """Data, seeds, steps, device and versions in one line."""
     steps = sorted({run.steps for loss in part.losses for run in part.tests(loss)})
     length = f"{steps[0]} to {steps[-1]} steps" if len(steps) > 1 else f"{steps[0]} steps" if steps else "no result"
-    made = part.origin
+    made = _origin(part.folder)
     batch = f", {made['batch_size']} items a step" if "batch_size" in made else ""
     versions = ", ".join(f"{name} {made[name]}" for name in ("sodeep", "torch") if name in made)
     return (

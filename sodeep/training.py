@@ -37,6 +37,7 @@ from sodeep._checks import (
     with_remedy,
 )
 from sodeep._extras import is_missing, needed, remedy
+from sodeep._files import sole_writer
 from sodeep._progress import Progress
 from sodeep._sealed import DamagedError, check_header, check_tensors, parse_header, seal
 from sodeep.checkpoint import listed, misfits, save_sorter, sweep_temporaries, write_atomic
@@ -813,7 +814,8 @@ def _claimed(
         return
     _check_free(path, resume, overwrite)
     _check_writable(path)
-    with _sole_writer(path):
+    refusal = f"`out` {path} is being written by another run. Wait for it to end, or choose another name."
+    with sole_writer(path.with_name(f".{path.name}.lock"), refusal):
         sweep_temporaries(path)
         sweep_temporaries(state_path(path))
         _check_free(path, resume, overwrite)  # another run may have ended meanwhile
@@ -849,30 +851,6 @@ def _check_writable(path: Path) -> None:
         raise type(error)(
             error.errno, f"`out` must be in a folder that can be written to: {error.strerror}", str(path)
         ) from None
-
-
-@contextlib.contextmanager
-def _sole_writer(path: Path) -> Iterator[None]:
-    """Refuse a second run of `path` while one lasts, where files can be locked. The lock of a killed run is free."""
-    try:
-        import fcntl
-    except ModuleNotFoundError:  # Windows
-        yield
-        return
-    lock = path.with_name(f".{path.name}.lock")
-    with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise FileExistsError(
-                f"`out` {path} is being written by another run. Wait for it to end, or choose another name."
-            ) from None
-        except OSError:  # a file system without locks
-            pass
-        try:
-            yield
-        finally:
-            lock.unlink(missing_ok=True)
 
 
 def _plain(values: Mapping[str, Any], name: str) -> dict[str, Any]:

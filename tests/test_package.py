@@ -21,6 +21,7 @@ ORDER = [
     "_arrays",
     "_checks",
     "_extras",
+    "_files",
     "_precision",
     "_sort",
     "_ties",

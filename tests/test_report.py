@@ -105,6 +105,40 @@ def page(folder):
 # ---- text ------------------------------------------------------------------------------------------------------------
 
 
+def test_a_failed_test_is_listed_and_seeds_are_counted_for_each_loss(tmp_path, no_pictures):
+    write_runs(tmp_path, losses={"multi-similarity": 0.5, "map:laplace": 0.6})
+    lines = (tmp_path / "runs.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "runs.jsonl").write_text("".join(lines[:-1]))  # without the test of the last seed
+    failure = {"step": 20, "reason": "in the test, MemoryError: too much", "values": {}, "again": True}
+    add(tmp_path, loss="map:laplace", seed=2, stage="test", status="failed", failure=failure)
+    text = write_report(tmp_path).files["markdown"].read_text(encoding="utf-8")
+    assert (
+        "* 1 of 12 runs failed; see below.\n"
+        "* Not every loss was tested with all 3 seeds: map:laplace has 2.\n"
+        "* 1 run failed for reasons outside the loss: start the comparison again to repeat what failed.\n"
+    ) in text
+    assert "\n| map:laplace | 2 | " in text
+    assert "\n| multi-similarity | 3 | " in text
+    assert f"\n| map:laplace | 2 | lr 0.1 | 20 | in the test, MemoryError: too much | {report.NOTHING} |\n" in text
+
+
+def test_the_order_in_which_runs_were_done_is_not_seen(tmp_path, no_pictures):
+    write_runs(tmp_path)
+    (tmp_path / "comparison.json").write_text(json.dumps({"losses": ["mine:Loss", "map:laplace", "multi-similarity"]}))
+    for seed, rate in ((1, 0.1), (0, 0.1), (0, 0.01)):
+        add(tmp_path, loss="map:laplace", seed=seed, status="failed", settings={"lr": rate})
+    first = write_report(tmp_path).files
+    texts = {kind: path.read_text(encoding="utf-8") for kind, path in first.items()}
+    assert list(json.loads(texts["json"])["comparisons"][0]["losses"]) == [
+        "map:laplace",
+        "multi-similarity",
+        "mine:Loss",
+    ]
+    lines = (tmp_path / "runs.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "runs.jsonl").write_text("".join(lines[::-1]))
+    assert {kind: path.read_text(encoding="utf-8") for kind, path in write_report(tmp_path).files.items()} == texts
+
+
 def test_markdown(tmp_path):
     """All of it: 0.6, 0.611, 0.619 against 0.5, 0.51, 0.52 differ by 0.1, 0.101, 0.099; t(0.975, 2) is 4.3027."""
     write_runs(tmp_path, losses={"multi-similarity": 0.5, "map:laplace": 0.6})
