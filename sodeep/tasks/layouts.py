@@ -819,7 +819,10 @@ def _is_table(path: Path) -> bool:
     if path.suffix != ".csv" or not path.is_file():
         return False
     with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
-        return "score" in next(csv.reader(file), [])
+        try:
+            return "score" in next(csv.reader(file), [])
+        except csv.Error:  # reading it says so
+            return True
 
 
 def _table(path: Path) -> MemorabilityData:
