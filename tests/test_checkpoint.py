@@ -14,6 +14,7 @@ import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 import safetensors.torch
@@ -239,6 +240,42 @@ def test_failed_write_leaves_the_old_file_and_nothing_else(
         write_atomic(path, b"new")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_write_sweeps_what_killed_writers_left(tmp_path: Path) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    names = [".file.0123abcd.tmp", ".file.4567cdef.tmp", ".file.run.0123abcd.tmp", ".file2.0123abcd.tmp"]
+    for name in names:
+        (tmp_path / name).write_bytes(b"")
+    with (tmp_path / names[1]).open("rb") as live:
+        fcntl.flock(live, fcntl.LOCK_EX)
+        write_atomic(tmp_path / "file", b"data")
+    assert sorted(os.listdir(tmp_path)) == sorted(["file", *names[1:]])
+
+
+def test_a_writer_is_safe_from_others_that_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Swept while it writes, where it holds the lock; and in the moment before."""
+    pytest.importorskip("fcntl")
+    lock, fsync = checkpoint._lock, os.fsync
+    taken = []
+
+    def late(file: BinaryIO, wait: bool) -> bool:
+        if wait and not taken:
+            taken.append(file.name)
+            checkpoint.sweep_temporaries(tmp_path / "file")
+            assert not Path(file.name).exists()
+        return lock(file, wait)
+
+    def sweep(descriptor: int) -> None:
+        fsync(descriptor)
+        checkpoint.sweep_temporaries(tmp_path / "file")
+
+    monkeypatch.setattr(checkpoint, "_lock", late)
+    monkeypatch.setattr(os, "fsync", sweep)
+    write_atomic(tmp_path / "file", b"data")
+    assert len(taken) == 1
+    assert (tmp_path / "file").read_bytes() == b"data"
+    assert os.listdir(tmp_path) == ["file"]
 
 
 def test_write_goes_through_a_link(tmp_path: Path) -> None:

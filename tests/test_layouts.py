@@ -1198,6 +1198,14 @@ def test_a_picture_of_four_hundred_million_pixels(tmp_path):
     assert found.startswith(f"{path} must be a picture, got a file that Pillow cannot read (")
 
 
+def test_a_csv_without_an_end_of_a_cell(tmp_path):
+    path = tmp_path / "my.csv"
+    path.write_text('"' + "x" * 200_000)
+    assert message(only, layouts.MEMORABILITY, path) == (
+        f"'{path}' must be a csv file: field larger than field limit (131072)."
+    )
+
+
 def test_a_damaged_npz_says_so(tmp_path):
     path = tmp_path / "my.npz"
     np.savez(path, **features("retrieval"))

@@ -777,6 +777,7 @@ def test_sorter_on_another_device_is_an_error() -> None:
         ("set", {"frequencies": 16}, "`frequencies` must be a list of whole numbers, one for each stage, got 16."),
         ("set", {"smoothness": 0}, "`smoothness` must be a positive number, got 0."),
         ("set", {"frequencies": [16, 0]}, "`frequencies` must be a whole number from 1 to 1024, got 0."),
+        ("set", {"frequencies": 2 * [600]}, "`sum(frequencies)` must be a whole number from 1 to 1024, got 1200."),
         (
             "cnn",
             {"seq_len": 36},
