@@ -11,6 +11,7 @@ for a list (no relevant item, say), with one `UndefinedMetricWarning` per call t
   all items one score is measured as what it is, a random order.
 * **A query that is in its own gallery** is left out with `where`, for example ``where=~torch.eye(N, dtype=bool)``.
 * **Masked items** (`where` False) count as absent, whatever their score.
+* **Items that a DistributedSampler repeats** would be found as their own copies: `sodeep.drop_repeats` takes them out.
 * Half-precision scores are compared exactly, sums are taken in float64, results are float64 for float64 scores and
   float32 otherwise. Nothing is differentiable. Memory is a few times the size of `chunk_size` rows; None picks it.
 

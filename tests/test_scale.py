@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sodeep.losses.embedding import CrossModalLoss, EmbeddingLoss, EmbeddingMemory
 from sodeep.losses.retrieval import smooth_ap_loss
-from sodeep.scale import gather, multistage_backward
+from sodeep.scale import drop_repeats, gather, multistage_backward
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -292,6 +292,57 @@ def test_an_encoder_that_returns_no_tensor():
 def test_one_process_gets_its_rows_back():
     x = torch.ones(3, 2, requires_grad=True)
     assert gather(x) is x
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+@pytest.mark.parametrize(("items", "processes"), [(7, 3), (8, 4), (1, 2), (5, 1)])
+def test_what_a_distributed_sampler_repeats_is_dropped(items, processes, dtype):
+    x, labels = randn(items, 3), torch.arange(items) % 2
+    samplers = [torch.utils.data.DistributedSampler(range(items), processes, rank) for rank in range(processes)]
+    indices = torch.tensor([index for sampler in samplers for index in sampler]).to(dtype)
+    assert len(indices) == -(-items // processes) * processes
+    rows = drop_repeats(indices, x[indices.long()], labels[indices.long()])
+    assert len(rows) == 2
+    torch.testing.assert_close(rows, (x, labels), rtol=0, atol=0)
+    sixteen = drop_repeats(indices + 16, x[indices.long()])  # indices need not begin at 0
+    torch.testing.assert_close(sixteen, (x,), rtol=0, atol=0)
+
+
+def test_the_first_row_of_an_index_is_kept_with_its_gradient():
+    rows = randn(4, 2).requires_grad_()
+    (kept,) = drop_repeats(torch.tensor([3, 1, 3, 1]), rows)
+    torch.testing.assert_close(kept, rows[[1, 0]], rtol=0, atol=0)
+    kept.sum().backward()
+    torch.testing.assert_close(rows.grad, torch.tensor([[1.0, 1], [1, 1], [0, 0], [0, 0]], dtype=torch.float64))
+
+
+def test_no_rows_at_all_have_no_repeats():
+    (kept,) = drop_repeats(torch.empty(0, dtype=torch.int64), randn(0, 2))
+    assert kept.shape == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("error", "arguments", "message"),
+    [
+        (TypeError, ([0, 1], X), "`indices` must be a tensor of whole numbers, got [0, 1]."),
+        (
+            TypeError,
+            (torch.zeros(7), X),
+            "`indices` must be a tensor of whole numbers, got a tensor of shape (7,) and dtype float32.",
+        ),
+        (
+            ValueError,
+            (torch.zeros(7, 1).long(), X),
+            "`indices` must have shape (n,), one index a row, got shape (7, 1).",
+        ),
+        (ValueError, (LABELS,), "`rows` must be one tensor or more, got none. Give what belongs to the indices."),
+        (TypeError, (LABELS, X.tolist()), "`rows` must be tensors, got list."),
+        (ValueError, (LABELS, X[:3]), "`rows` must have 7 rows, one for each index, got shape (3, 6)."),
+    ],
+)
+def test_drop_repeats_errors(error, arguments, message):
+    with refuses(error, message):
+        drop_repeats(*arguments)
 
 
 def test_gather_errors():

@@ -57,8 +57,8 @@ class CrossModal(Task):
     Metrics, "i2t" from pictures to captions and "t2i" back: R@k, the hit rates among the first 1, 5 and 10; the median
     rank of the first right one; ASP, how well the order agrees with that of the semantic scores (Li et al., NeurIPS
     2022), "ASP" by overlap and "ASP cider" and so on by captions; PMRP (plausible matches are those whose codes differ
-    in at most 0, 1, 2 places; Chun et al., CVPR 2021). Those by codes or captions are left out where there are none of
-    these. "R@1 mean" is that of both ways.
+    in at most 0, 1, 2 places; Chun et al., CVPR 2021). Those by codes or captions are left out where there are no
+    codes, or no texts. "R@1 mean" is that of both ways.
 
     Details: ``ap``, ``ap_quantized`` (Q,) of the pictures as queries; ``rank_i2t``, ``rank_t2i``: rank of the first
     right one of each query. Of S = 16 captions as queries (8 at random, 8 of the worst): ``strip_texts`` (S,) of str,
