@@ -8,171 +8,28 @@
 True
 """
 
+from typing import TYPE_CHECKING
+
 __version__ = "0.1.0"
 
-from sodeep import evaluation, generators, losses, metrics, ranks, training
-from sodeep.checkpoint import SorterCard, import_sodeep2019, list_sorters, load_sorter, save_sorter
-from sodeep.evaluation import climb, rank_error
-from sodeep.export import export_sorter
-from sodeep.generators import DEFAULT, DISTRIBUTIONS, SODEEP2019
-from sodeep.losses import (
-    ASPLoss,
-    BinLiftedLoss,
-    BinomialDevianceLoss,
-    ContrastiveLoss,
-    CrossModalLoss,
-    EmbeddingLoss,
-    EmbeddingMemory,
-    FastAPLoss,
-    HistogramLoss,
-    LiftedStructureLoss,
-    ListStats,
-    MAPLoss,
-    MultiSimilarityLoss,
-    NCALoss,
-    NPairsLoss,
-    NTXentLoss,
-    QuantizedAPLoss,
-    RecallAtKLoss,
-    RecallLoss,
-    SmoothAPLoss,
-    SpearmanLoss,
-    SpearmanStats,
-    SupAPLoss,
-    TripletLoss,
-    UndefinedListWarning,
-    asp_loss,
-    bin_lifted_loss,
-    binomial_deviance_loss,
-    contrastive_loss,
-    fast_ap_loss,
-    histogram_loss,
-    lifted_structure_loss,
-    map_loss,
-    multi_similarity_loss,
-    n_pairs_loss,
-    nca_loss,
-    nt_xent_loss,
-    pairwise_scores,
-    quantized_ap_loss,
-    recall_at_k_loss,
-    recall_loss,
-    smooth_ap_loss,
-    spearman_loss,
-    sup_ap_loss,
-    triplet_loss,
-)
-from sodeep.metrics import (
-    UndefinedMetricWarning,
-    asp,
-    average_precision,
-    hit_rate_at_k,
-    map_at_r,
-    median_rank,
-    pmrp,
-    r_precision,
-    recall_at_k,
-    spearman_corr,
-)
-from sodeep.ranks import blackbox_rank, exact_rank, laplace_rank, sigmoid_rank, straight_through
-from sodeep.refresh import RefreshedSorter, RefreshResult
-from sodeep.samplers import BalancedBatchSampler
-from sodeep.scale import gather, multistage_backward
-from sodeep.sorters import SORTERS, Sorter, build_sorter
-from sodeep.training import TrainConfig, TrainingInterrupted, TrainResult, train_sorter
-from sodeep.weights import ContributingPairs, contributing_pairs, pair_weights
+if TYPE_CHECKING:
+    from sodeep._api import *  # noqa: F403
+    from sodeep._api import __all__ as __all__
+else:
+    # `import sodeep` alone imports no torch: `sodeep --help` answers at once. The first name asked for does.
 
-__all__ = [
-    "DEFAULT",
-    "DISTRIBUTIONS",
-    "SODEEP2019",
-    "SORTERS",
-    "ASPLoss",
-    "BalancedBatchSampler",
-    "BinLiftedLoss",
-    "BinomialDevianceLoss",
-    "ContrastiveLoss",
-    "ContributingPairs",
-    "CrossModalLoss",
-    "EmbeddingLoss",
-    "EmbeddingMemory",
-    "FastAPLoss",
-    "HistogramLoss",
-    "LiftedStructureLoss",
-    "ListStats",
-    "MAPLoss",
-    "MultiSimilarityLoss",
-    "NCALoss",
-    "NPairsLoss",
-    "NTXentLoss",
-    "QuantizedAPLoss",
-    "RecallAtKLoss",
-    "RecallLoss",
-    "RefreshResult",
-    "RefreshedSorter",
-    "SmoothAPLoss",
-    "Sorter",
-    "SorterCard",
-    "SpearmanLoss",
-    "SpearmanStats",
-    "SupAPLoss",
-    "TrainConfig",
-    "TrainResult",
-    "TrainingInterrupted",
-    "TripletLoss",
-    "UndefinedListWarning",
-    "UndefinedMetricWarning",
-    "asp",
-    "asp_loss",
-    "average_precision",
-    "bin_lifted_loss",
-    "binomial_deviance_loss",
-    "blackbox_rank",
-    "build_sorter",
-    "climb",
-    "contrastive_loss",
-    "contributing_pairs",
-    "evaluation",
-    "exact_rank",
-    "export_sorter",
-    "fast_ap_loss",
-    "gather",
-    "generators",
-    "histogram_loss",
-    "hit_rate_at_k",
-    "import_sodeep2019",
-    "laplace_rank",
-    "lifted_structure_loss",
-    "list_sorters",
-    "load_sorter",
-    "losses",
-    "map_at_r",
-    "map_loss",
-    "median_rank",
-    "metrics",
-    "multi_similarity_loss",
-    "multistage_backward",
-    "n_pairs_loss",
-    "nca_loss",
-    "nt_xent_loss",
-    "pair_weights",
-    "pairwise_scores",
-    "pmrp",
-    "quantized_ap_loss",
-    "r_precision",
-    "rank_error",
-    "ranks",
-    "recall_at_k",
-    "recall_at_k_loss",
-    "recall_loss",
-    "save_sorter",
-    "sigmoid_rank",
-    "smooth_ap_loss",
-    "spearman_corr",
-    "spearman_loss",
-    "straight_through",
-    "sup_ap_loss",
-    "train_sorter",
-    "training",
-    "triplet_loss",
-]
+    def __getattr__(name):
+        if name.startswith("__") and name != "__all__":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import importlib
+
+        api = importlib.import_module("sodeep._api")
+        public = getattr(api, "__all__", ())  # none yet while it is being imported
+        if name == "__all__" or name in public:
+            globals()[name] = getattr(api, name)
+        if name not in globals():  # the submodules that were imported with it are there
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return globals()[name]
+
+    def __dir__():
+        return sorted({*globals(), *__getattr__("__all__")})

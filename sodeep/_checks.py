@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import numbers
+import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -192,7 +194,58 @@ def check_choice(value: str, choices: Iterable[str], name: str) -> str:
     return value
 
 
+_Error = TypeVar("_Error", bound=Exception)
+
+
+def with_remedy(kind: type[_Error], fault: str, python: str, command_line: str) -> _Error:
+    """An error whose remedy is another in Python than in the options of the command line, which prints its own."""
+    error = kind(f"{fault} {python}")
+    error.on_command_line = f"{fault} {command_line}"  # type: ignore[attr-defined]
+    return error
+
+
+def user_path(path: str | os.PathLike[str]) -> Path:
+    """A path that a user gave: ``~`` and ``~name`` at its start are home folders."""
+    return Path(os.path.expanduser(path))
+
+
 def check_free(path: Path, overwrite: bool, name: str = "out") -> None:
     """No file is at `path`, or it may be replaced."""
     if path.exists() and not overwrite:
-        raise FileExistsError(f"`{name}` {path} exists. Choose another name, or replace it: overwrite=True.")
+        fault = f"`{name}` {path} exists. Choose another name, or replace it:"
+        raise with_remedy(FileExistsError, fault, "overwrite=True.", "--overwrite.")
+
+
+def check_writable(path: Path, name: str = "out") -> None:
+    """A file can be written at `path`: found out before work whose result it is to hold. Makes nothing."""
+    folder = path.parent
+    if path.is_dir():
+        raise IsADirectoryError(f"`{name}` must be a file, got the folder {path}. Add a name.")
+    if not folder.is_dir():
+        raise FileNotFoundError(f"`{name}` must be in a folder that exists, got {path}. Make it first: {folder}.")
+    probe = folder / f".{path.name}.probe"
+    try:
+        if path.exists():
+            path.open("ab").close()
+        else:
+            probe.touch()
+            probe.unlink()
+    except OSError as error:
+        raise type(error)(f"`{name}` must be a file that can be written, got {path}: {error.strerror}.") from None
+
+
+def check_computes(name: str) -> None:
+    """PyTorch can compute on the device of that name, here."""
+    try:
+        torch.Generator(name)
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        if name.startswith("cuda") and torch.version.cuda is None and torch.version.hip is None:
+            reason = f"torch {torch.__version__} is built without CUDA"
+        elif name.startswith("cuda") and not torch.cuda.is_available():
+            reason = "no GPU is found"
+        else:
+            reason = str(error).partition("\n")[0].partition(". ")[0].removesuffix(".")
+        raise ValueError(
+            f"`device` must be one that PyTorch can compute on here, got {name!r} ({reason}). Use 'auto' or 'cpu'."
+        ) from None

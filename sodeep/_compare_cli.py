@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sodeep._names import layouts
+from sodeep._options import UserPath
+
 if TYPE_CHECKING:
     from sodeep.compare import Run
 
@@ -24,17 +27,9 @@ class _Compare(click.Command):
     """Its help ends with the layouts of data that each task reads."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        from sodeep.tasks import cross_modal, memorability, multi_label, retrieval
-
-        layouts = {
-            "retrieval": retrieval.LAYOUTS,
-            "cross-modal": cross_modal.LAYOUTS,
-            "memorability": memorability.LAYOUTS,
-            "multi-label": multi_label.LAYOUTS,
-        }
-        for task, known in layouts.items():
+        for task, known in layouts().items():
             with formatter.section(f"--data of {task}"):
-                formatter.write_dl([(name, layout.expects) for name, layout in known.items()])
+                formatter.write_dl(list(known.items()))
 
 
 @click.command("compare", cls=_Compare)
@@ -48,11 +43,11 @@ class _Compare(click.Command):
 )
 @click.option(
     "--data",
-    type=click.Path(path_type=Path),
+    type=UserPath(path_type=Path),
     help="Folder or file of the data, in a layout named below.  [default: a small embedded set]",
 )
 @click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), help="Folder of the comparison.  [default: runs/TASK]"
+    "--out", type=UserPath(path_type=Path, file_okay=False), help="Folder of the comparison.  [default: runs/TASK]"
 )
 @click.option("--epochs", type=click.IntRange(1), help="Passes over the training split.  [default: those of the task]")
 @click.option("--batch-size", type=click.IntRange(4), default=100, show_default=True, help="Items a step.")

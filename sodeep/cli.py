@@ -1,19 +1,26 @@
-"""The command line: ``sodeep train-sorter``, ``evaluate-sorter``, ``list-sorters`` and others."""
+"""The command line: ``sodeep train-sorter``, ``evaluate-sorter``, ``list-sorters`` and others.
+
+What imports torch is imported when a command runs, so that help and ``--version`` answer at once.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 import sodeep
-from sodeep._checks import check_free
 from sodeep._compare_cli import compare
+from sodeep._names import DISTRIBUTIONS, SORTERS, VALUE_LOSSES
+from sodeep._options import UserPath
+from sodeep._progress import Progress, in_words
 
 
 class _Group(click.Group):
@@ -22,6 +29,8 @@ class _Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise  # click's own affair
         except sodeep.TrainingInterrupted as stop:
             kept = f" Its state is in {stop.checkpoint}: go on with --resume." if stop.checkpoint else ""
             click.echo(f"Stopped after step {stop.step}.{kept}", err=True)
@@ -46,18 +55,10 @@ def _first_line(error: Exception) -> str:
 
 
 def _message(error: Exception) -> str:
-    """The message of an error, with the words of the command line for those of Python."""
+    """The message of an error, in the words of the command line where it has them."""
     if isinstance(error, OSError) and error.strerror:
-        text = error.strerror if error.filename is None else f"{error.strerror}: {error.filename}"
-    else:
-        text = str(error)
-    for python, option in (
-        ("overwrite=True", "--overwrite"),
-        ("resume=True", "--resume"),
-        ("Leave config out to take the saved one.", "Give only --resume and --out to take the saved options."),
-    ):
-        text = text.replace(python, option)
-    return text
+        return error.strerror if error.filename is None else f"{error.strerror}: {error.filename}"
+    return str(getattr(error, "on_command_line", error))
 
 
 class _Seconds(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
@@ -111,10 +112,14 @@ main.add_command(compare)
 
 
 @main.command("train-sorter")
-@click.option("--sorter", type=click.Choice(list(sodeep.SORTERS)), default="set", show_default=True)
+@click.option("--sorter", type=click.Choice(SORTERS), help="The network.  [default: set]")
 @click.option("--seq-len", type=int, help="The one length to train for.  [default: all of --lengths, or 100]")
 @click.option(
-    "--lengths", type=int, nargs=2, metavar="LOW HIGH", help="Shortest and longest list of a length-free sorter."
+    "--lengths",
+    type=int,
+    nargs=2,
+    metavar="LOW HIGH",
+    help="Shortest and longest list of a length-free sorter.  [default: 10 1000]",
 )
 @click.option(
     "--sorter-config", multiple=True, callback=_settings, metavar="NAME=VALUE", help="Of the network; repeatable."
@@ -125,12 +130,22 @@ main.add_command(compare)
     multiple=True,
     callback=_weights,
     metavar="NAME=WEIGHT",
-    help="Of the synthetic lists; repeatable.  [default: a mixture of all kinds]",
+    help=f"Of the synthetic lists; repeatable. NAME is one of {', '.join(DISTRIBUTIONS)}, or user, the lists of "
+    "--scores-file.  [default: a mixture of all but those of 2019]",
 )
 @click.option("--mixture", type=click.Choice(["default", "2019"]), help="A whole mixture instead of --distribution.")
-@click.option("--scores-file", type=click.Path(path_type=Path), help="Your own score lists, .npy or .csv, one a row.")
+@click.option(
+    "--scores-file",
+    type=UserPath(path_type=Path),
+    help="Your own score lists, .npy or .csv, one a row; a single column is one list.",
+)
 @click.option("--steps", type=int, help="Optimisation steps.  [default: as usual for the sorter]")
-@click.option("--max-time", type=_Seconds(), help="Stop after this time, such as 90s, 30m or 2h, if steps remain.")
+@click.option(
+    "--max-time",
+    type=_Seconds(),
+    help="End within this time, such as 90s, 30m or 2h, if steps remain: training, validations and the figures printed "
+    "at the end. With --resume, counted from there.",
+)
 @click.option(
     "--batch-size",
     type=int,
@@ -140,7 +155,7 @@ main.add_command(compare)
 @click.option("--warmup", type=float, help="Share of the run in which the learning rate rises.")
 @click.option("--clip", type=float, help="Largest gradient norm.")
 @click.option("--ema", type=float, help="Decay of the running average of the weights.")
-@click.option("--value-loss", type=click.Choice(list(sodeep.training.VALUE_LOSSES)), help="On the normalised ranks.")
+@click.option("--value-loss", type=click.Choice(VALUE_LOSSES), help="On the normalised ranks.")
 @click.option("--gradient-weight", type=float, help="Of the gradient term; 0 trains on values alone.")
 @click.option("--gradient-tau", type=float, help="Sharpness of the gradient's target, in standard deviations.")
 @click.option("--seed", type=int)
@@ -148,11 +163,11 @@ main.add_command(compare)
 @click.option("--device", help="auto, cpu, cuda, ...")
 @click.option("--precision", type=click.Choice(["float32", "tf32"]), help="Of matrix products on a GPU.")
 @click.option("--compile", is_flag=True, default=None, help="Use torch.compile (with --gradient-weight 0).")
-@click.option("--out", type=click.Path(path_type=Path), help="File to write.  [default: SORTER.safetensors]")
-@click.option("--log-dir", type=click.Path(path_type=Path), help="Write TensorBoard logs to this folder.")
-@click.option("--resume", is_flag=True, help="Go on with the unfinished run of --out.")
+@click.option("--out", type=UserPath(path_type=Path), help="File to write.  [default: SORTER.safetensors]")
+@click.option("--log-dir", type=UserPath(path_type=Path), help="Write TensorBoard logs to this folder.")
+@click.option("--resume", is_flag=True, help="Go on with the unfinished run of --out, with its options.")
 @click.option("--overwrite", is_flag=True, help="Replace a finished sorter.")
-@click.option("--quiet", is_flag=True, help="No progress bar.")
+@click.option("--quiet", is_flag=True, help="No progress.")
 def train_sorter(
     out: Path | None,
     log_dir: Path | None,
@@ -170,27 +185,32 @@ def train_sorter(
         if given["distributions"]:
             raise click.UsageError("Give either --mixture or --distribution, not both.")
         given["distributions"] = sodeep.SODEEP2019 if mixture == "2019" else sodeep.DEFAULT
-    out = out or Path(f"{given['sorter']}.safetensors")
+    out = out or Path(f"{given['sorter'] or 'set'}.safetensors")
     chosen = {name: value for name, value in given.items() if value is not None}
-    saved = resume and set(chosen) == {"sorter"}  # no option given: go on with those of the run
-    config = None if saved else sodeep.TrainConfig(**chosen)
+    config: sodeep.TrainConfig | None
+    if resume:  # what is not given is as it was
+        saved = sodeep.training.saved_config(out)
+        config = replace(saved, **chosen)
+        if config == saved and "max_time" not in chosen:  # a limit that is given counts from here
+            config = None
+    else:
+        config = sodeep.TrainConfig(**chosen)
     result = sodeep.train_sorter(config, out, log_dir=log_dir, resume=resume, progress=not quiet, overwrite=overwrite)
-    click.echo(f"Trained {result.steps} steps in {result.seconds:.0f} s: {result.path}")
+    click.echo(f"Trained {result.steps:,} steps in {result.seconds:.0f} s: {result.path}")
+    if result.best_step == 0:
+        click.echo("No validation was better than that of the weights it started with: those are kept. Train longer.")
     click.echo("\nmean |rank error| / n on the validation lists")
     for name, error in result.errors.items():
         click.echo(f"  {name:<22}{error:.4f}")
     n = result.config.seq_len or 100
-    lists = sodeep.generators.draw(sodeep.SODEEP2019, 1000, n, _generator())
-    error = sodeep.rank_error(result.sorter, lists)
-    handcrafted = sodeep.rank_error(sodeep.laplace_rank, lists)
-    published = "; the handcrafted sorter released in 2019: 0.0102" if n == 100 else ""
-    click.echo(
-        f"\nOn the mixture of SoDeep 2019, n = {n}: error {error:.4f} (laplace_rank: {handcrafted:.4f}{published})"
-    )
-    climbed, reference = (sodeep.climb(rank_fn, n=n) for rank_fn in (result.sorter, sodeep.laplace_rank))
-    told = ", ".join(f"{rho:.3f} after {step} steps" for step, rho in climbed.items())
-    beside = ", ".join(f"{rho:.3f}" for rho in reference.values())
-    click.echo(f"As a loss on free scores, Spearman climbs to {told} (laplace_rank: {beside})")
+    takes = sodeep.evaluation.seconds_for_key_figures(result.sorter, n)
+    left = math.inf if result.config.max_time is None else result.config.max_time - result.seconds
+    if takes > max(left, 1):
+        click.echo(f"\nNo time is left for more figures: sodeep evaluate-sorter {shlex.quote(str(result.path))}")
+    else:
+        if takes > 5 and not quiet:
+            click.echo(f"measuring it: about {in_words(takes)}", err=True)
+        click.echo(f"\n{sodeep.evaluation.key_figures(result.sorter, n)}")
     click.echo(f'\nUse it:  rank_fn = sodeep.load_sorter("{result.path}")')
 
 
@@ -229,10 +249,8 @@ def list_sorters(as_json: bool) -> None:
     "--lists", type=click.IntRange(min=1), default=256, show_default=True, help="Lists an error is averaged over."
 )
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=1234, show_default=True)
-@click.option(
-    "--json", "json_path", type=click.Path(dir_okay=False, allow_dash=True), help="Write all figures as JSON."
-)
-@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="Draw predicted against exact ranks.")
+@click.option("--json", "json_path", type=UserPath(dir_okay=False, allow_dash=True), help="Write all figures as JSON.")
+@click.option("--picture", type=UserPath(path_type=Path, dir_okay=False), help="Draw predicted against exact ranks.")
 @click.option("--no-baselines", is_flag=True, help="Leave out the handcrafted ranks.")
 def evaluate_sorter(
     sorter: str,
@@ -245,6 +263,7 @@ def evaluate_sorter(
 ) -> None:
     """Measure SORTER, a shipped name or a file, beside the handcrafted ranks."""
     from sodeep import evaluation
+    from sodeep.checkpoint import write_atomic
 
     _check_outputs(json_path, picture)
     rank_fn = sodeep.load_sorter(sorter)
@@ -262,16 +281,26 @@ def evaluate_sorter(
         **({} if no_baselines else evaluation.handcrafted()),
     }
     results = []
-    with click.progressbar(contenders.items(), label="measuring", file=sys.stderr) as bar:
-        for name, function in bar:
-            chosen = [k for k in lengths or evaluation.LENGTHS if k <= 1000 or not name.startswith("sigmoid")]
-            results.append(evaluation.evaluate(function, name, lengths=chosen, n=n, lists=lists, seed=seed))
+    progress = Progress("measuring")
+    cost = {name: evaluation.latency(function, batch=16, n=n, rounds=1) for name, function in contenders.items()}
+    spent = 0.0
+    for name, function in contenders.items():
+
+        def show(share: float, before: float = spent, own: float = cost[name]) -> None:
+            progress.update((before + share * own) / sum(cost.values()))
+
+        chosen = [k for k in lengths or evaluation.LENGTHS if k <= 1000 or not name.startswith("sigmoid")]
+        results.append(
+            evaluation.evaluate(function, name, lengths=chosen, n=n, lists=lists, seed=seed, on_progress=show)
+        )
+        spent += cost[name]
+    progress.close()
     if json_path is not None:
         text = json.dumps({"n": n, "lists": lists, "seed": seed, "results": [r.to_dict() for r in results]}, indent=2)
         if json_path == "-":
             click.echo(text)
         else:
-            Path(json_path).write_text(text + "\n")
+            write_atomic(json_path, (text + "\n").encode())
     if json_path != "-":  # stdout is to be JSON alone
         click.echo(evaluation.report(results, n))
     if picture is not None:
@@ -284,12 +313,14 @@ def evaluate_sorter(
 
 def _check_outputs(json_path: str | None, picture: Path | None) -> None:
     """Minutes of measuring come before they are written."""
+    from sodeep._checks import check_writable
+
     for option, path in (
         ("--json", None if json_path in (None, "-") else Path(str(json_path))),
         ("--picture", picture),
     ):
-        if path is not None and not path.parent.is_dir():
-            raise click.BadParameter(f"the folder {path.parent} does not exist. Make it first.", param_hint=option)
+        if path is not None:
+            check_writable(path, option)
     if picture is not None:
         try:
             from matplotlib.figure import Figure
@@ -301,12 +332,15 @@ def _check_outputs(json_path: str | None, picture: Path | None) -> None:
 
 
 @main.command("import-sorter")
-@click.argument("checkpoint", type=click.Path(path_type=Path))
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("checkpoint", type=UserPath(path_type=Path))
+@click.argument("out", type=UserPath(path_type=Path))
 @click.option("--overwrite", is_flag=True, help="Replace OUT.")
 def import_sorter(checkpoint: Path, out: Path, overwrite: bool) -> None:
     """Convert CHECKPOINT, written by the 2019 training script, to OUT (.safetensors), running no code from it."""
+    from sodeep._checks import check_free, check_writable
+
     check_free(out, overwrite)
+    check_writable(out)
     sorter = sodeep.import_sodeep2019(checkpoint)
     sodeep.save_sorter(out, sorter, training={**sorter.trained, "imported_from": checkpoint.name})
     length = "any length" if sorter.seq_len is None else f"n = {sorter.seq_len}"
@@ -315,11 +349,13 @@ def import_sorter(checkpoint: Path, out: Path, overwrite: bool) -> None:
 
 @main.command("export-sorter")
 @click.argument("sorter")
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("out", type=UserPath(path_type=Path))
 @click.option("--n", type=int, help="Fix the length of the lists; recurrent sorters need it.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT.")
 def export_sorter(sorter: str, out: Path, n: int | None, overwrite: bool) -> None:
     """Write SORTER, a shipped name or a file, as a torch.export program OUT (.pt2) that runs without sodeep."""
+    from sodeep._checks import check_free
+
     check_free(out, overwrite)
     sodeep.export_sorter(out, sodeep.load_sorter(sorter), n)
     click.echo(f'Wrote {out}. Use it:  torch.export.load("{out}").module()(scores), float32 (lists, n)')

@@ -54,7 +54,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import sodeep
-from sodeep._checks import check_at_least, check_choice, describe
+from sodeep._checks import check_at_least, check_choice, check_computes, describe, user_path
 from sodeep.checkpoint import write_atomic
 from sodeep.tasks import TASKS, Task
 from sodeep.tasks.base import BATCH_SIZE
@@ -137,7 +137,7 @@ def read_runs(folder: str | os.PathLike[str]) -> list[Run]:
     Raises:
         FileNotFoundError: no comparison there.
     """
-    path = Path(folder) / "runs.jsonl"
+    path = user_path(folder) / "runs.jsonl"
     if not path.is_file():
         raise FileNotFoundError(f"`folder` must hold the runs.jsonl of a comparison, got {folder} without one.")
     runs: dict[Any, Run] = {}
@@ -476,9 +476,9 @@ def compare(
             )
         options["semantic"] = semantic
 
-    path = None if data is None else os.fspath(data)
+    path = None if data is None else str(user_path(data))
     loaded = _task(task, path, seeds[0], place, **options)  # wrong data end here, not in a worker
-    folder = Path(out)
+    folder = user_path(out)
     what = {"task": task, "data": loaded.data_name, "epochs": epochs, "batch_size": batch_size}
     marks = {loss: _sorter_mark(entry, kind) for loss, entry in contenders.items()}
     sorters = {loss: mark for loss, mark in marks.items() if mark is not None}
@@ -507,11 +507,7 @@ def _device(device: str) -> str:
     """The name of a device that is there."""
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:  # torch without CUDA raises AssertionError
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"`device` must be a device of this machine, got {device!r}: {reason}") from None
+    check_computes(device)
     return device
 
 

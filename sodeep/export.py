@@ -10,7 +10,7 @@ import warnings
 import torch
 from torch import nn
 
-from sodeep._checks import check_at_least
+from sodeep._checks import check_at_least, check_writable, user_path
 from sodeep.checkpoint import write_atomic
 from sodeep.sorters import Sorter
 
@@ -29,7 +29,9 @@ def export_sorter(path: str | os.PathLike[str], sorter: Sorter, n: int | None = 
 
     Raises:
         TypeError: not a sorter.
-        ValueError: a recurrent sorter without `n`, or an `n` that is not the sorter's.
+        OSError: `path` cannot be written.
+        ValueError: a `path` of another kind of file; a recurrent sorter without `n`, or an `n` that is not the
+            sorter's.
 
     Example:
         >>> import sodeep, tempfile
@@ -46,6 +48,11 @@ def export_sorter(path: str | os.PathLike[str], sorter: Sorter, n: int | None = 
             f"`sorter` must be a sodeep Sorter, got {type(sorter).__name__}. "
             "Export the sorter itself, not a compiled or wrapped one."
         )
+    if user_path(path).suffix != ".pt2":
+        raise ValueError(
+            f"`path` must end in .pt2, a torch.export program, got {os.fspath(path)}. For another format write that, "
+            "and convert it: torch.export.load reads it."
+        )
     recurrent = any(isinstance(module, nn.RNNBase) for module in sorter.modules())
     if sorter.seq_len is not None and n not in (None, sorter.seq_len):
         raise ValueError(f"`n` must be {sorter.seq_len}, the length this {sorter.name} sorter was built for, got {n}.")
@@ -57,6 +64,7 @@ def export_sorter(path: str | os.PathLike[str], sorter: Sorter, n: int | None = 
             f"`n` must be given for the {sorter.name} sorter, whose loop over the list is unrolled, got None. "
             "Name the length of your lists."
         )
+    check_writable(user_path(path), "path")
     shape = {0: torch.export.Dim("lists")}
     if n is None:
         shape[1] = torch.export.Dim("n", min=2)

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from sodeep._checks import check_at_least, check_choice, describe, is_number
+from sodeep._checks import check_at_least, check_choice, describe, is_number, user_path
 
 Distribution: TypeAlias = Callable[[int, int, Generator], Tensor]
 
@@ -437,17 +437,27 @@ class UserScores:
 
 
 def read_scores_file(path: str | os.PathLike[str]) -> UserScores:
-    """Read score lists from a file, one list a row.
+    r"""Read score lists from a file, one list a row; a single column is one list.
 
     Args:
-        path: ``.npy`` with a real 2-D array, or text (``.csv``, ``.tsv``, ``.txt``): numbers between commas, semicolons
-            or white space, rows of any length; blank lines and empty cells at the end of a row are skipped.
+        path: ``.npy`` with a real array (lists, n) or (n,), or text (``.csv``, ``.tsv``, ``.txt``): numbers between
+            commas, semicolons or white space, rows of any length; blank lines, empty cells at the end of a row and a
+            first line of names alone are skipped.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: names the file and the row that is not two or more finite numbers.
+        ValueError: names the file and the row that is not two or more finite numbers, or the columns of a table whose
+            names say that they are not lists.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "scores.csv")
+        ...     _ = path.write_text("score\n0.7\n0.2\n0.9\n")
+        ...     read_scores_file(path).lengths
+        tensor([3])
     """
-    path = Path(path)
+    path = user_path(path)
     if not path.is_file():
         raise FileNotFoundError(f"`path` must be a file of scores (.npy or .csv), got {str(path)!r}: no such file.")
     try:
@@ -461,14 +471,15 @@ def _read_npy(path: Path) -> np.ndarray:
         array = np.load(path, allow_pickle=False)
     except (EOFError, MemoryError) as error:  # an empty file; a header that asks for more than there is
         raise ValueError(f"it is empty or damaged ({error}).") from None
-    if not isinstance(array, np.ndarray) or array.ndim != 2 or array.dtype.kind not in "fiub":
+    if not isinstance(array, np.ndarray) or array.ndim not in (1, 2) or array.dtype.kind not in "fiub":
         got = f"shape {array.shape}, dtype {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
-        raise ValueError(f"the array must be real and 2-D, one list a row, got {got}.")
-    return array
+        raise ValueError(f"the array must be real and 2-D, one list a row, or 1-D, one list, got {got}.")
+    return array.reshape(1, -1) if array.ndim == 1 or array.shape[1] == 1 else array
 
 
 def _read_text(path: Path) -> list[list[float]]:
-    rows = []
+    rows: dict[int, list[float]] = {}  # by line
+    first = True
     for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), start=1):
         separator = next((s for s in ",;\t" if s in line), None)
         cells = [cell.strip() for cell in line.split(separator)]
@@ -476,16 +487,44 @@ def _read_text(path: Path) -> list[list[float]]:
             cells.pop()
         if not cells:
             continue
-        row = []
-        for column, cell in enumerate(cells, start=1):
-            try:
-                row.append(float(cell))
-            except ValueError:
-                raise ValueError(
-                    f"line {number}, column {column} must be a number, got {cell!r}. "
-                    "One list a row; no header, no names."
-                ) from None
-        if len(row) < 2 or not all(map(math.isfinite, row)):
-            raise ValueError(f"line {number} must hold two or more finite numbers, got {describe(row)}.")
-        rows.append(row)
-    return rows
+        if first and not any(map(_is_number, cells)):
+            _check_names(cells)
+        else:
+            rows[number] = _numbers(number, cells)
+        first = False
+    if all(len(row) == 1 for row in rows.values()):
+        return [[value for (value,) in rows.values()]] if rows else []
+    for number, row in rows.items():
+        if len(row) < 2:
+            raise ValueError(f"line {number} must hold two or more numbers, as other lines do, got {describe(row)}.")
+    return list(rows.values())
+
+
+def _numbers(line: int, cells: Sequence[str]) -> list[float]:
+    for column, cell in enumerate(cells, start=1):
+        if not _is_number(cell):
+            raise ValueError(
+                f"line {line}, column {column} must be a number, got {cell!r}. One list a row, or one column."
+            )
+    row = [float(cell) for cell in cells]
+    if not all(map(math.isfinite, row)):
+        raise ValueError(f"line {line} must hold finite numbers, got {describe(row)}.")
+    return row
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """A first line of names is that of one column, or of numbered places in a list (s1, s2, ...); else of a table."""
+    if len(names) > 1 and len({name.rstrip("0123456789") for name in names}) > 1:
+        shown = ", ".join([*names[:8], *["..."] * (len(names) > 8)])
+        raise ValueError(
+            f"it must hold lists of scores, one a row, or one column of scores, got a table with the columns {shown}. "
+            "Write its scores to a file of their own."
+        )

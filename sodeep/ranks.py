@@ -25,7 +25,7 @@ Conventions, here and everywhere in sodeep:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -216,6 +216,10 @@ class StraightThrough(nn.Module):
         soft = apply_rank_fn(self.rank_fn, scores, where)
         return exact_rank(scores, where) + (soft - soft.detach())
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        drop_other_state(state_dict, prefix, self._modules)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     def _get_name(self) -> str:
         return "straight_through"
 
@@ -271,6 +275,13 @@ def apply_rank_fn(rank_fn: RankFunction, scores: Tensor, where: Tensor | None = 
     rows = scores.reshape(real.shape)
     ranks = torch.zeros(real.shape, dtype=working_dtype(scores), device=scores.device)
     return fill_by_length(ranks, rows, real, lambda lists: _check_ranks(rank_fn(lists), lists)).reshape(scores.shape)
+
+
+def drop_other_state(state_dict: dict[str, Any], prefix: str, modules: Container[str] = ()) -> None:
+    """Take out what another rank function left in a checkpoint: entries under `prefix` of none of these `modules`."""
+    for key in list(state_dict):
+        if key.startswith(prefix) and key.removeprefix(prefix).partition(".")[0] not in modules:
+            del state_dict[key]
 
 
 def check_rank_fn(rank_fn: RankFunction, name: str = "rank_fn") -> RankFunction:

@@ -30,6 +30,7 @@ import torch
 from numpy.typing import NDArray
 
 import sodeep
+from sodeep._checks import user_path
 from sodeep.checkpoint import list_sorters, write_atomic
 from sodeep.compare import Cell, Run, Summary, read_runs, summarise
 from sodeep.tasks.contenders import LOSSES, RANK_LOSSES, RANKS, contender, terms_of
@@ -76,7 +77,7 @@ def write_report(
         ValueError: none of the runs is of the baseline.
     """
     parts = _parts(folder, baseline)
-    target = Path(folder if out is None else out)
+    target = user_path(folder if out is None else out)
     target.mkdir(parents=True, exist_ok=True)
     notes: list[str] = []
     page = _html(parts, losses or {}, command, notes)  # fills the notes
@@ -157,7 +158,7 @@ def _parts(folder: str | os.PathLike[str], baseline: str | None) -> list[_Part]:
         groups.setdefault((run.task, run.data), []).append(run)
     if not groups:
         raise FileNotFoundError(f"`folder` must hold runs of a comparison (runs.jsonl), got '{folder}' without any.")
-    return [_Part(summarise(runs, baseline), runs, Path(folder)) for runs in groups.values()]
+    return [_Part(summarise(runs, baseline), runs, user_path(folder)) for runs in groups.values()]
 
 
 # ---- words and tables ------------------------------------------------------------------------------------------------
@@ -698,7 +699,7 @@ def write_tensorboard(
     from torch.utils.tensorboard import SummaryWriter
 
     notes: list[str] = []
-    parts = {Path(log_dir) / _slug(part.summary.task): part for part in _parts(folder, baseline)}
+    parts = {user_path(log_dir) / _slug(part.summary.task): part for part in _parts(folder, baseline)}
     for base in parts:
         if base.exists():
             raise ValueError(f"`log_dir` must not hold {base.name} yet, got '{log_dir}'. Choose another, or delete it.")

@@ -12,24 +12,33 @@ import json
 import math
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import click
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
-from sodeep._checks import check_at_least, check_choice, check_free, check_positive, describe, is_number, plain
-from sodeep.checkpoint import save_sorter, write_atomic
+from sodeep._checks import (
+    check_at_least,
+    check_choice,
+    check_computes,
+    check_free,
+    check_positive,
+    describe,
+    is_number,
+    plain,
+    user_path,
+    with_remedy,
+)
+from sodeep._progress import Progress
+from sodeep._sealed import DamagedError, check_header, check_tensors, parse_header, seal
+from sodeep.checkpoint import listed, misfits, save_sorter, sweep_temporaries, write_atomic
 from sodeep.generators import DEFAULT, USER, check_mixture, draw, draw_length, read_scores_file
 from sodeep.ranks import exact_rank
 from sodeep.sorters import SORTERS, Sorter, build_sorter, double_backward, values_only
@@ -49,6 +58,9 @@ STATISTICS_BATCHES = 64
 
 GRADIENT_TAU = 0.25
 """Width of the smooth rank whose gradient is the target, in the spread of the list."""
+
+LENGTHS = (10, 1000)
+"""Shortest and longest list of a length-free sorter unless told otherwise."""
 
 _COUNTING: dict[str, Any] = {"steps": 1500, "batch_size": 16, "lr": 2e-5, "gradient_weight": 0.01}
 
@@ -77,11 +89,14 @@ class TrainConfig:
         sorter: name in `SORTERS`.
         seq_len: the one length to train for. None: a length-free sorter is trained on all of `lengths`, a length-tied
             one on 100.
-        lengths: shortest and longest list of a length-free sorter, drawn log-uniformly, one length a step.
+        lengths: shortest and longest list of a length-free sorter, drawn log-uniformly, one length a step. Not to be
+            given beside `seq_len`, or for a length-tied sorter.
         sorter_config: further arguments of the sorter's constructor.
         steps: optimisation steps. None: the sorter's recipe, as for `batch_size`, `lr` and `gradient_weight`.
-        max_time: seconds after which to stop if `steps` are not done by then; the learning rate then falls with
-            the clock, so that a run ended by it is not reproducible. None: no limit.
+        max_time: seconds that `train_sorter` may take, validations included, if `steps` are not done before; the parts
+            of a resumed run are counted together. The last step and the last validation are begun early enough to end
+            by then, give or take a step. The learning rate falls with the clock, so that a run ended by it is not
+            reproducible. None: no limit.
         batch_size: lists a step. Of a length-free sorter, lists of 100: longer ones come fewer, shorter ones more.
         lr: peak learning rate of Adam.
         warmup: share of the run in which the learning rate rises; then it falls to zero along a cosine.
@@ -95,8 +110,8 @@ class TrainConfig:
         gradient_share: share of each step's lists that the gradient term is taken on; it costs as much as three
             times the value loss.
         distributions: weight of each distribution of `sodeep.DISTRIBUTIONS`, and of "user" for `scores_file`.
-        scores_file: .npy or .csv of your own score lists, one a row. They make up half of the lists unless
-            `distributions` gives "user" another weight.
+        scores_file: .npy or .csv of your own score lists, as `sodeep.generators.read_scores_file` reads them. They make
+            up half of the lists unless `distributions` gives "user" another weight.
         seed: of the initial weights and of every draw.
         validate_every: steps between validations; each also saves the state of the run. None: 20 in a run.
         device: "auto" (a GPU if there is one), "cpu", "cuda", ...
@@ -117,7 +132,7 @@ class TrainConfig:
 
     sorter: str = "set"
     seq_len: int | None = None
-    lengths: tuple[int, int] = (10, 1000)
+    lengths: tuple[int, int] = LENGTHS
     sorter_config: Mapping[str, Any] = field(default_factory=dict)
     steps: int = None  # type: ignore[assignment]  # None stands for the recipe until __post_init__
     max_time: float | None = None
@@ -147,7 +162,7 @@ class TrainConfig:
                 f"`sorter_config` must not hold {name!r}, got {options[name]!r}. "
                 f"Give it as `{'sorter' if name == 'name' else name}`."
             )
-        outline = _outline(self.sorter, options)
+        outline = _outline(self.sorter, options, resolved.get("seq_len", self.seq_len))
         usual = recipe(self.sorter, outline.config)
         resolved |= {name: value for name, value in usual.items() if getattr(self, name) is None}
         steps = resolved.get("steps", self.steps)
@@ -158,12 +173,17 @@ class TrainConfig:
         resolved["lengths"] = tuple(plain(n) if is_number(n) else n for n in self.lengths)  # JSON has a list
         resolved["distributions"] = _plain(self.distributions, "distributions")
         if self.scores_file is not None:
-            resolved["scores_file"] = os.fspath(self.scores_file)
+            resolved["scores_file"] = str(user_path(self.scores_file))
             resolved["distributions"].setdefault(USER, sum(self.distributions.values()))
         for name, value in resolved.items():
             object.__setattr__(self, name, value)
         self._check()
-        if self.seq_len is None:
+        if self.seq_len is None and outline.seq_len is not None:
+            if self.lengths != LENGTHS:
+                raise ValueError(
+                    f"`lengths` must not be given for the {self.sorter} sorter, which is tied to one length of list, "
+                    f"got {self.lengths}. Give that as `seq_len`, or train a length-free sorter such as 'set'."
+                )
             object.__setattr__(self, "seq_len", outline.seq_len)
 
     def _check(self) -> None:
@@ -179,6 +199,11 @@ class TrainConfig:
             raise ValueError(f"`lengths` must be (shortest, longest), got {self.lengths}.")
         check_at_least(self.lengths[0], 2, "lengths[0]")
         check_at_least(self.lengths[1], self.lengths[0], "lengths[1]")
+        if self.seq_len is not None and self.lengths != LENGTHS:
+            raise ValueError(
+                f"`lengths` must not be given beside `seq_len`, the one length to train for, got {self.lengths} and "
+                f"{self.seq_len}. Leave one of them out."
+            )
         for name in ("lr", "clip", "gradient_tau"):
             check_positive(getattr(self, name), name)
         if self.max_time is not None:
@@ -195,9 +220,12 @@ class TrainConfig:
         check_choice(self.precision, ("float32", "tf32"), "precision")
         check_mixture(self.distributions, self.scores_file is not None)
         if self.compile and self.gradient_weight:
-            raise ValueError(
+            raise with_remedy(
+                ValueError,
                 f"`compile` must be False while gradient_weight is not 0 ({self.gradient_weight}), got True: a "
-                "compiled network has no second derivative. Set gradient_weight=0, or leave compile out."
+                "compiled network has no second derivative.",
+                "Set gradient_weight=0, or leave compile out.",
+                "Add --gradient-weight 0, or leave --compile out.",
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -213,8 +241,11 @@ class TrainResult:
         sorter: the trained sorter, frozen, on the CPU: the best weights by validation.
         config: what it was trained with.
         errors: mean |rank error| / n by distribution, on the validation lists; "validation" is their mixture.
-        history: one dict a validation: step, train loss, validation objective, errors, learning rate.
+        history: one dict a validation: step, train loss, validation objective, errors, learning rate, gradient norm,
+            lists per second.
         steps: steps done.
+        best_step: after which of them the weights are those of `sorter`. 0: no validation was better than that of the
+            weights it started with, as may be after very few steps.
         seconds: time spent, over all parts of a resumed run.
         path: the file, if one was asked for.
     """
@@ -226,6 +257,7 @@ class TrainResult:
     steps: int
     seconds: float
     path: Path | None = None
+    best_step: int = 0
 
     @property
     def error(self) -> float:
@@ -234,7 +266,7 @@ class TrainResult:
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM came: the step was finished and the state saved.
+    """Ctrl-C, SIGTERM or SIGHUP came: the step was finished and the state saved.
 
     Attributes:
         signum: which signal.
@@ -261,11 +293,14 @@ def train_sorter(
     """Train a sorter on synthetic lists, and save it.
 
     Args:
-        config: what to train and how; None is ``TrainConfig()``, or the saved run's config with `resume`.
+        config: what to train and how; None is ``TrainConfig()``, or the saved run's config with `resume`. With
+            `resume` it must be that of the saved run, but for `max_time`, which is counted anew from here.
         out: the .safetensors file to write. While the run lasts, its state is beside it in ``<out>.run``.
-        log_dir: where to write TensorBoard logs.
+        log_dir: where to write TensorBoard logs. What an earlier run logged there from the first step of this one on
+            is replaced; a resumed run goes on with its log, which ends up as if it had never stopped.
         resume: go on with the unfinished run of `out`. On a CPU the weights end up exactly as if it had never stopped.
-        progress: show a progress bar.
+        progress: say on stderr how far the run is and about how long it still takes: one line on a terminal, a line
+            now and then in a log file.
         overwrite: replace a finished sorter, or start an unfinished run again, instead of refusing to.
 
     Returns:
@@ -277,7 +312,9 @@ def train_sorter(
         ValueError: `config` differs from that of the run to resume; a bad scores file.
         OSError: the folder of `out` cannot be written to. All of these before training starts.
         FloatingPointError: the loss became NaN or infinite; the last good state is kept.
-        TrainingInterrupted: Ctrl-C or SIGTERM, after the step was finished and the state saved.
+        OSError: the log cannot be written to; the state was saved before.
+        TrainingInterrupted: Ctrl-C, SIGTERM or SIGHUP (a closed terminal), after the step was finished and the state
+            saved.
 
     Example:
         >>> result = train_sorter(TrainConfig(steps=20, batch_size=4, lengths=(5, 20)))
@@ -285,17 +322,17 @@ def train_sorter(
         >>> ranks.shape
         torch.Size([3])
     """
-    path = None if out is None else Path(out)
+    path = None if out is None else user_path(out)
     with contextlib.ExitStack() as stack:
         saved = stack.enter_context(_claimed(path, resume, overwrite))
         if saved is not None:
-            config = _same_config(config, saved[1]["config"])
+            config = _same_config(config, saved[1])
         config = config or TrainConfig()
-        _check_device(config.device)
+        check_computes(str(_device(config.device)))
+        stack.enter_context(_matmul_precision(config.precision))
         run = _Run(config)
         if saved is not None:
             _restore(run, *saved)
-        stack.enter_context(_matmul_precision(run.config.precision))
         signals = stack.enter_context(_StopSignals())
         log = stack.enter_context(_Log(run, log_dir, progress))
         done = bool(run.history) and run.progress() >= 1  # of a run resumed after its last step
@@ -309,15 +346,18 @@ def train_sorter(
                 run.check_sound()  # or else the last good state would be replaced by one past saving
             if due:
                 run.validate()
-                log.validation()
+                done = run.progress() >= 1  # a validation takes its time too
             if path is not None and (due or stopped):
                 run.save_state(state_path(path))
+            if due:
+                log.validation()  # after the state: it may fail, and a resumed run logs its last validation again
             if stopped:
                 raise TrainingInterrupted(signals.received, run.step, None if path is None else state_path(path))
         result = run.result(path)
-        log.finish(result)
         if path is not None:
             save_sorter(path, result.sorter, training=result.sorter.trained)
+        log.finish(result)
+        if path is not None:
             state_path(path).unlink(missing_ok=True)
         return result
 
@@ -327,18 +367,43 @@ def state_path(out: Path) -> Path:
     return out.with_name(out.name + ".run")
 
 
-def _outline(sorter: str, sorter_config: Mapping[str, Any]) -> Sorter:
-    """A sorter without weights: for lists of any length if it takes them, else of the published 100."""
+def saved_config(out: str | os.PathLike[str]) -> TrainConfig:
+    """What the unfinished run of `out` was asked for.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: its state is damaged.
+    """
+    path = user_path(out)
+    _check_free(path, resume=True, overwrite=False)
+    return TrainConfig(**_read_state(state_path(path))[1]["config"])
+
+
+def _outline(sorter: str, sorter_config: Mapping[str, Any], seq_len: Any) -> Sorter:
+    """A sorter without weights: for lists of any length if it takes them, else of `seq_len` or the published 100."""
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         try:
             return build_sorter(sorter, None, **sorter_config)
         except ValueError:
-            return build_sorter(sorter, 100, **sorter_config)
+            return build_sorter(sorter, 100 if seq_len is None else seq_len, **sorter_config)
 
 
 def _device(name: str) -> torch.device:
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
+
+_STATE_KEY = "sodeep_run"
+_STATE_FIELDS: dict[str, type | tuple[type, ...]] = {
+    "config": dict,
+    "step": int,
+    "seconds": (int, float),
+    "best_objective": (int, float),
+    "first": dict,
+    "history": list,
+    "checksum": str,
+    "sha256": str,
+}
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # of Adam
 
 # ---- one run -------------------------------------------------------------------------------------------------------
 
@@ -365,8 +430,11 @@ class _Run:
         self.step = 0
         self.earlier_seconds = 0.0
         self.start = time.perf_counter()
+        self.mark = (self.start, 0)  # time and step of the last validation
         self.train_loss = self.grad_norm = torch.zeros((), device=self.device)
         self.validation = self._draw_validation()
+        self.validation_seconds = 0.0
+        self.first = self.validated()
 
     def _fresh_sorter(self) -> Sorter:
         with torch.random.fork_rng(devices=[]):  # PyTorch draws initial weights from its global generator
@@ -381,10 +449,18 @@ class _Run:
         """Time spent, that of the parts before a resume included."""
         return self.earlier_seconds + time.perf_counter() - self.start
 
+    def rate(self) -> float:
+        """Lists per second since the last validation (lists of 100, for a length-free sorter)."""
+        then, step = self.mark
+        return (self.step - step) * self.config.batch_size / max(time.perf_counter() - then, 1e-9)
+
     def progress(self) -> float:
         """Share of the run that is done, by the steps or by the clock, whichever is further."""
-        clock = 0.0 if self.config.max_time is None else self.seconds / self.config.max_time
-        return max(self.step / self.config.steps, clock)
+        steps = self.step / self.config.steps
+        if self.config.max_time is None:
+            return steps
+        time_to_train = self.config.max_time - self.validation_seconds  # one more comes at the end
+        return max(steps, self.seconds / time_to_train if time_to_train > 0 else math.inf)
 
     def learning_rate(self) -> float:
         """Linear warm-up, then half a cosine down to zero."""
@@ -475,7 +551,12 @@ class _Run:
         )
 
     def validate(self) -> None:
+        """Add a row to the history."""
+        self.history.append(self.validated())
+
+    def validated(self) -> dict[str, Any]:
         """Errors on the fixed lists; keeps the weights if their objective is the best so far."""
+        start, rate = time.perf_counter(), self.rate()
         with self._weights(self.average if self.config.ema else self.weights):
             self._estimate_batch_statistics()
             self.sorter.eval()
@@ -491,15 +572,18 @@ class _Run:
             if objective < self.best_objective:
                 self.best_objective = objective
                 self.best = {name: t.clone() for name, t in self.weights.items()}
-        self.history.append(
-            {
-                "step": self.step,
-                "loss": float(self.train_loss),
-                "objective": objective,
-                "lr": self.learning_rate(),
-                "errors": errors,
-            }
-        )
+        row = {
+            "step": self.step,
+            "loss": float(self.train_loss),
+            "objective": objective,
+            "lr": self.learning_rate(),
+            "errors": errors,
+            "gradient_norm": float(self.grad_norm),
+            "lists_per_second": rate,
+        }
+        now = time.perf_counter()
+        self.validation_seconds, self.mark = now - start, (now, self.step)
+        return row
 
     def _estimate_batch_statistics(self) -> None:
         """Those of batch norms, over many batches: in training they are a running average of about the last ten."""
@@ -525,45 +609,82 @@ class _Run:
 
     def save_state(self, path: Path) -> None:
         """All of the run's state in one file, written beside and renamed: whole at any moment."""
-        tensors = {"generator": self.generator.get_state(), "lengths": self.lengths.get_state()}
-        for group, weights in (("sorter", self.weights), ("best", self.best), ("average", self.average)):
-            tensors.update({f"{group}/{name}": tensor for name, tensor in weights.items()})
-        for name, parameter in self.parameters.items():
-            for key, value in self.optimizer.state[parameter].items():
-                tensors[f"optimizer/{key}/{name}"] = value
         header = {
             "config": self.config.to_dict(),
             "step": self.step,
             "seconds": self.seconds,
             "best_objective": self.best_objective,
+            "first": self.first,
             "history": self.history,
         }
-        tensors = {name: t.cpu().contiguous() for name, t in tensors.items()}
-        write_atomic(path, safetensors.torch.save(tensors, {"sodeep_run": json.dumps(header)}))
+        write_atomic(path, seal(self._tensors(self.optimizer.state), _STATE_KEY, header))
 
     def restore(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
-        """Put back what `save_state` wrote."""
+        """Put back what `save_state` wrote.
+
+        Raises:
+            ValueError: it is of another network, another kind of device, or does not agree with itself.
+        """
+        moved = {name: p for name, p in self.parameters.items() if f"optimizer/step/{name}" in tensors}
+        expected = self._tensors({p: {"step": torch.zeros(()), "exp_avg": p, "exp_avg_sq": p} for p in moved.values()})
+        faults = misfits(expected, tensors) or [
+            f"{name} has dtype {tensor.dtype} instead of {expected[name].dtype}"
+            for name, tensor in tensors.items()
+            if tensor.dtype != expected[name].dtype
+        ]
+        faults = faults or [
+            f"{name} is not finite" for name, tensor in tensors.items() if not bool(tensor.isfinite().all())
+        ]
+        if faults:
+            raise ValueError(listed(faults))
+        self._check_history(header)
         self.generator.set_state(tensors["generator"])
         self.lengths.set_state(tensors["lengths"])
         tensors = {name: t.to(self.device) for name, t in tensors.items()}
         self._put(_under(tensors, "sorter/"))
         self.best, self.average = _under(tensors, "best/"), _under(tensors, "average/")
-        for name, parameter in self.parameters.items():
-            self.optimizer.state[parameter] = {
-                key: tensors[f"optimizer/{key}/{name}"] for key in ("step", "exp_avg", "exp_avg_sq")
-            }
+        for name, parameter in moved.items():
+            self.optimizer.state[parameter] = {key: tensors[f"optimizer/{key}/{name}"] for key in _MOMENTS}
         self.step, self.best_objective = header["step"], header["best_objective"]
         self.earlier_seconds = header["seconds"]
-        self.history = list(header["history"])
+        self.first, self.history = header["first"], list(header["history"])
+        self.mark = (time.perf_counter(), self.step)
+
+    def _tensors(self, moments: Mapping[Tensor, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Those of the state. `moments` are the optimiser's, of each parameter that it has moved."""
+        tensors = {"generator": self.generator.get_state(), "lengths": self.lengths.get_state()}
+        for group, weights in (("sorter", self.weights), ("best", self.best), ("average", self.average)):
+            tensors.update({f"{group}/{name}": tensor for name, tensor in weights.items()})
+        for name, parameter in self.parameters.items():
+            tensors.update({f"optimizer/{key}/{name}": value for key, value in moments.get(parameter, {}).items()})
+        return {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+
+    def _check_history(self, header: Mapping[str, Any]) -> None:
+        rows, step = [header["first"], *header["history"]], header["step"]
+        if not 1 <= step <= self.config.steps or not 0 <= header["seconds"] < math.inf:
+            raise ValueError(f"step {step} of {self.config.steps} after {header['seconds']} seconds")
+        for row in rows:
+            numbers = [row[name] for name in ("loss", "objective", "lr", "gradient_norm", "lists_per_second")]
+            numbers += row["errors"].values()
+            if row["errors"].keys() != self.validation.keys() or not all(map(is_number, numbers)):
+                raise ValueError(f"a validation with {describe(row)}")
+        steps = [row["step"] for row in rows]
+        best = min((row["objective"] for row in rows if not math.isnan(row["objective"])), default=math.inf)
+        due = range(0, step + 1, self.config.validate_every)  # and whenever the time was up
+        if steps != sorted({*steps}) or not {*due} <= {*steps} or steps[-1] > step or best != header["best_objective"]:
+            raise ValueError("a history of other validations than those of its step")
 
     def result(self, path: Path | None) -> TrainResult:
         """The best weights as a frozen sorter."""
         sorter = self._fresh_sorter()
         sorter.load_state_dict({name: t.cpu() for name, t in self.best.items()})
-        best = min(self.history, key=lambda row: float(row["objective"]))
+        # the first weights are a candidate too: a few steps may not get back to how well a sorter starts
+        best = min([self.first, *self.history], key=lambda row: float(row["objective"]))
         errors = dict(best["errors"])
         sorter.trained = self.card(errors)
-        return TrainResult(sorter.freeze(), self.config, errors, self.history, self.step, self.seconds, path)
+        return TrainResult(
+            sorter.freeze(), self.config, errors, self.history, self.step, self.seconds, path, best["step"]
+        )
 
     def card(self, errors: Mapping[str, float]) -> dict[str, Any]:
         """What the file says of its training: nothing that another run of the same config would say otherwise."""
@@ -688,6 +809,8 @@ def _claimed(
     _check_free(path, resume, overwrite)
     _check_writable(path)
     with _sole_writer(path):
+        sweep_temporaries(path)
+        sweep_temporaries(state_path(path))
         _check_free(path, resume, overwrite)  # another run may have ended meanwhile
         yield _read_state(state_path(path)) if resume else None
 
@@ -697,15 +820,17 @@ def _check_free(path: Path, resume: bool, overwrite: bool) -> None:
         raise IsADirectoryError(f"`out` must be a file, got the folder {path}. For example {path / 'set.safetensors'}.")
     state = state_path(path)
     if resume:
-        if not state.exists():
+        if not state.is_file():
             done = f" {path} is finished already." if path.exists() else ""
             raise FileNotFoundError(f"`resume` needs the state of an unfinished run at {state}: no such file.{done}")
     elif not overwrite:
         check_free(path, overwrite)
         if state.exists():
-            raise FileExistsError(
-                f"`out` {path} has an unfinished run, {state}. Go on with it: resume=True; or start again: "
-                "overwrite=True."
+            raise with_remedy(
+                FileExistsError,
+                f"`out` {path} has an unfinished run, {state}.",
+                "Go on with it: resume=True; or start again: overwrite=True.",
+                "Go on with it: --resume; or start again: --overwrite.",
             )
 
 
@@ -745,18 +870,6 @@ def _sole_writer(path: Path) -> Iterator[None]:
             lock.unlink(missing_ok=True)
 
 
-def _check_device(name: str) -> None:
-    device = _device(name)
-    try:
-        torch.Generator(device)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0].removesuffix(".")
-        raise ValueError(
-            f"`device` must be one that PyTorch can compute on here, got {name!r} ({reason}). Use 'auto' or 'cpu'."
-        ) from None
-
-
 def _plain(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     """`values` as JSON gives them back, so that a config equals the one a file holds."""
     try:
@@ -767,36 +880,59 @@ def _plain(values: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    data = path.read_bytes()
     try:
-        with safetensors.safe_open(path, "pt") as file:
-            header = json.loads((file.metadata() or {})["sodeep_run"])
-            TrainConfig(**header["config"])
-            return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118
-    except (safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{path} must be the state of an unfinished run, got another kind of file, or a damaged one ({error}). "
-            "Start again: overwrite=True."
+        header = parse_header(data, len(data), _STATE_KEY)
+        check_header(data, header, _STATE_FIELDS)
+        tensors = check_tensors(data, header)
+        config = TrainConfig(**header["config"])
+        with torch.device("meta"):  # before memory is taken for it
+            network = build_sorter(config.sorter, config.seq_len, **config.sorter_config)
+        faults = misfits(network.state_dict(), _under(tensors, "sorter/"))
+        if faults:
+            raise DamagedError(f"its tensors are not those of its {config.sorter} sorter: {listed(faults)}")
+        return tensors, header
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as error:
+        reason = str(error).removesuffix(".")
+        raise with_remedy(
+            ValueError,
+            f"{path} must be the state of an unfinished run, got another kind of file, a damaged one, or one of an "
+            f"older sodeep ({reason}). Start again:",
+            "overwrite=True.",
+            "--overwrite.",
         ) from None
 
 
 def _restore(run: _Run, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
     try:
         run.restore(tensors, header)
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:  # of another network, or another kind of device
-        raise ValueError(
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:  # of another kind of device
+        raise with_remedy(
+            ValueError,
             f"`resume` needs the state of the same run on the same kind of device (here {run.device.type}), "
-            f"got one that does not fit ({error}). Resume it where it ran, or start again: overwrite=True."
+            f"got one that does not fit ({error}). Resume it where it ran, or start again:",
+            "overwrite=True.",
+            "--overwrite.",
         ) from None
 
 
 def _same_config(given: TrainConfig | None, saved: Mapping[str, Any]) -> TrainConfig:
-    """The saved config, after checking that the one given does not ask for something else."""
-    config = TrainConfig(**saved)
-    if given is not None and given != config:
+    """The config of the saved run, after checking that the one given asks for nothing else but another time limit."""
+    config = TrainConfig(**saved["config"])
+    if given is None:
+        return config
+    limit = None if given.max_time is None else given.max_time + saved["seconds"]
+    config = replace(config, max_time=given.max_time)
+    if given != config:
         names = [f.name for f in fields(config) if getattr(given, f.name) != getattr(config, f.name)]
         told = ", ".join(f"{n} was {getattr(config, n)!r} and is {getattr(given, n)!r}" for n in names)
-        raise ValueError(f"`config` must be that of the run to resume: {told}. Leave config out to take the saved one.")
-    return config
+        raise with_remedy(
+            ValueError,
+            f"`config` must be that of the run to resume: {told}.",
+            "Leave config out to take the saved one.",
+            "Leave that option out to take the saved one.",
+        )
+    return replace(config, max_time=limit)
 
 
 def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -804,9 +940,10 @@ def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 class _StopSignals:
-    """Ctrl-C and SIGTERM are noted instead of tearing a step; a second one does as usual.
+    """Ctrl-C, SIGTERM and SIGHUP are noted instead of tearing a step; a second one does as usual.
 
-    Only the main thread may handle signals; elsewhere they are left alone.
+    Only the main thread may handle signals; elsewhere they are left alone. So are those that are ignored, as SIGHUP is
+    under nohup, and Ctrl-C in a script's background.
     """
 
     def __init__(self) -> None:
@@ -815,7 +952,10 @@ class _StopSignals:
 
     def __enter__(self) -> _StopSignals:
         if threading.current_thread() is threading.main_thread():
-            for signum in (signal.SIGINT, signal.SIGTERM):
+            hangup = [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []  # not on Windows
+            for signum in (signal.SIGINT, signal.SIGTERM, *hangup):
+                if signal.getsignal(signum) == signal.SIG_IGN:
+                    continue
                 self.before[signum] = signal.signal(signum, self._note)
         return self
 
@@ -843,68 +983,62 @@ def _matmul_precision(precision: str) -> Iterator[None]:
 
 
 class _Log:
-    """The progress bar and the TensorBoard log of a run; either may be absent."""
+    """The line of progress and the TensorBoard log of a run; either may be absent."""
 
     def __init__(self, run: _Run, log_dir: str | os.PathLike[str] | None, progress: bool) -> None:
         self.run = run
         self.writer: Any = None
-        self.bar: Any = None
+        self.progress = Progress(f"training {run.config.sorter}", start=run.progress()) if progress else None
         if log_dir is not None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self.writer = SummaryWriter(os.fspath(log_dir), purge_step=run.step or None)
-        if progress:
-            self.bar = click.progressbar(
-                length=1000, label=f"training {run.config.sorter}", item_show_func=lambda _: self._status()
-            )
-        self.shown = 0
-        self.mark = (time.perf_counter(), run.step)
+            log_dir = user_path(log_dir)
+            _await_next_second(log_dir)
+            # a killed run may have logged what its state does not know of, or not have logged what it does know
+            again = bool(run.history) and run.history[-1]["step"] == run.step
+            self.writer = SummaryWriter(str(log_dir), purge_step=run.step if again or not run.step else run.step + 1)
+            if again:
+                self._write()
 
     def __enter__(self) -> _Log:
-        if self.bar is not None:
-            self.bar.__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self.bar is not None:
-            self.bar.__exit__(*exception)
+        if self.progress is not None:
+            self.progress.close()
         if self.writer is not None:
             self.writer.close()
 
     def _status(self) -> str:
         run = self.run
-        error = f"  error {run.history[-1]['errors']['validation']:.4f}" if run.history else ""
-        return f"step {run.step}  loss {float(run.train_loss):.4f}{error}  {self._rate():,.0f} lists/s"
-
-    def _rate(self) -> float:
-        """Lists per second since the last validation (lists of 100, for a length-free sorter)."""
-        then, step = self.mark
-        return (self.run.step - step) * self.run.config.batch_size / max(time.perf_counter() - then, 1e-9)
+        error = f", error {run.history[-1]['errors']['validation']:.4f}" if run.history else ""
+        at_validation = bool(run.history) and run.history[-1]["step"] == run.step
+        rate = run.history[-1]["lists_per_second"] if at_validation else run.rate()
+        return f"step {run.step:,}, loss {float(run.train_loss):.4f}{error}, {rate:,.0f} lists/s"
 
     def step(self) -> None:
-        """After every step: move the bar on."""
-        now = min(1000, int(1000 * self.run.progress()))
-        if self.bar is not None and now > self.shown:
-            self.bar.update(now - self.shown, True)
-            self.shown = now
+        """After every step."""
+        if self.progress is not None:
+            self.progress.update(self.run.progress(), self._status)
 
     def validation(self) -> None:
         """After every validation: one point of each curve, and the picture of the sorter's behaviour."""
-        row = self.run.history[-1]
         if self.writer is not None:
-            step = row["step"]
-            self.writer.add_scalar("loss/train", row["loss"], step)
-            self.writer.add_scalar("loss/validation", row["objective"], step)
-            self.writer.add_scalar("lr", row["lr"], step)
-            self.writer.add_scalar("gradient_norm", float(self.run.grad_norm), step)
-            self.writer.add_scalar("throughput/sequences_per_s", self._rate(), step)
-            for name, error in row["errors"].items():
-                self.writer.add_scalar(f"error/{name}", error, step)
-            self._picture(step)
-            self.writer.flush()
-        if self.bar is not None and not sys.stdout.isatty():  # no bar is drawn into a file: say it in lines
-            click.echo(f"{self.run.progress():4.0%}  {self._status()}")
-        self.mark = (time.perf_counter(), self.run.step)
+            self._write()
+
+    def _write(self) -> None:
+        """The last validation, for TensorBoard."""
+        row = self.run.history[-1]
+        step = row["step"]
+        self.writer.add_scalar("loss/train", row["loss"], step)
+        self.writer.add_scalar("loss/validation", row["objective"], step)
+        self.writer.add_scalar("lr", row["lr"], step)
+        self.writer.add_scalar("gradient_norm", row["gradient_norm"], step)
+        self.writer.add_scalar("throughput/sequences_per_s", row["lists_per_second"], step)
+        for name, error in row["errors"].items():
+            self.writer.add_scalar(f"error/{name}", error, step)
+        self._picture(step)
+        self.writer.flush()
 
     def _picture(self, step: int) -> None:
         try:
@@ -928,4 +1062,18 @@ class _Log:
                 for name, value in result.config.to_dict().items()
             }
             metrics = {f"final/{name}": error for name, error in result.errors.items()}
-            self.writer.add_hparams(config, metrics, run_name=".")
+            from torch.utils.tensorboard.summary import hparams
+
+            # what add_hparams does in a file of its own, which a resumed run could not replace
+            for summary in hparams(config, metrics):  # type: ignore[no-untyped-call]
+                self.writer.file_writer.add_summary(summary, result.steps)
+            for name, error in metrics.items():
+                self.writer.add_scalar(name, error, result.steps)
+            self.writer.flush()
+
+
+def _await_next_second(log_dir: Path) -> None:
+    """TensorBoard reads a folder's files in the order of the seconds in their names: not two of one second."""
+    seconds = [file.name.split(".")[3] for file in log_dir.glob("events.out.tfevents.*")]
+    if f"{int(time.time()):010d}" in seconds:
+        time.sleep(1 - time.time() % 1)

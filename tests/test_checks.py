@@ -1,14 +1,25 @@
 """Arguments: numpy's numbers are numbers, wherever a whole or a real one is asked for."""
 
+import errno
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 import sodeep
-from sodeep._checks import check_at_least, check_bool, check_choice, check_number, check_positive, plain
+from sodeep._checks import (
+    check_at_least,
+    check_bool,
+    check_choice,
+    check_computes,
+    check_number,
+    check_positive,
+    check_writable,
+    plain,
+)
 
 SCORES = torch.tensor([[0.9, 0.2, 0.4, 0.3], [0.1, 0.8, 0.5, 0.7]])
 RELEVANT = torch.tensor([[True, False, True, False], [False, True, False, False]])
@@ -191,3 +202,101 @@ def test_refreshed_sorter_takes_numpys_numbers():
         return ranker.state_dict()
 
     torch.testing.assert_close(weights(np.int64, np.float32), weights(int, float), rtol=0, atol=0)
+
+
+# ---- paths and devices -----------------------------------------------------------------------------------------------
+
+
+def compare_and_report():
+    sodeep.compare.compare("toy", ["bce"], out="~/c", seeds=1, epochs=1)
+    assert sodeep.compare.read_runs("~/c")
+    sodeep.report.write_report("~/c", "~/r")
+    sodeep.report.write_tensorboard("~/c", "~/b")
+    assert {path.name for path in Path("~").expanduser().iterdir()} == {"t.csv", "c", "r", "b"}
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: sodeep.save_sorter("~/s.safetensors", sodeep.build_sorter("gru-sum")),
+        lambda: sodeep.load_sorter(sodeep.save_sorter("~/s.safetensors", sodeep.build_sorter("gru-sum"))),
+        lambda: sodeep.export_sorter("~/s.pt2", sodeep.build_sorter("mlp", 4, hidden=2)),
+        lambda: sodeep.train_sorter(
+            sodeep.TrainConfig(steps=1, batch_size=1, lengths=(4, 5)), out="~/s", log_dir=Path("~/log")
+        ),
+        compare_and_report,
+        lambda: sodeep.tasks.layouts.read_table("~/t.csv"),
+        lambda: sodeep.tasks.TASKS["memorability"].load("~/t.csv"),
+    ],
+    ids=["save", "load", "export", "train", "compare", "layout", "task"],
+)
+def test_the_home_folder_may_be_written_as_a_tilde(tmp_path, monkeypatch, use):
+    import sodeep.report  # noqa: F401  # and compare and tasks with it: the cases use them
+
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "t.csv").write_text("score,x\n" + "".join(f"0.{i},{i * i}\n" for i in range(10, 40)))
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(tmp_path)
+    use()
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        lambda: sodeep.import_sodeep2019("~/no.pth"),
+        lambda: sodeep.generators.read_scores_file("~/no.csv"),
+        lambda: sodeep.train_sorter(sodeep.TrainConfig(scores_file="~/no.csv")),
+        lambda: sodeep.train_sorter(out="~/no", resume=True),
+        lambda: sodeep.tasks.revisited.read_revisited("~/no.pkl"),
+    ],
+)
+def test_the_home_folder_is_where_files_are_missed(tmp_path, monkeypatch, missing):
+    import sodeep.tasks.revisited  # noqa: F401
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(FileNotFoundError) as error:
+        missing()
+    assert f"{tmp_path}/no" in str(error.value)
+
+
+def test_a_target_is_checked_without_being_made(tmp_path, monkeypatch):
+    target = tmp_path / "figures.json"
+    check_writable(target)
+    assert list(tmp_path.iterdir()) == []
+    target.write_text("old")
+    check_writable(target)
+    assert target.read_text() == "old"
+    with pytest.raises(IsADirectoryError, match=f"^`out` must be a file, got the folder {tmp_path}. Add a name.$"):
+        check_writable(tmp_path)
+    message = f"^`out` must be in a folder that exists, got {target}/x. Make it first: {target}.$"
+    with pytest.raises(FileNotFoundError, match=message):
+        check_writable(target / "x")
+
+    def refuse(*args):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    new = tmp_path / "new.json"
+    message = f"^`out` must be a file that can be written, got {new}: Read-only file system.$"
+    with pytest.raises(OSError, match=message):
+        check_writable(new)
+
+
+def test_a_device_that_is_not_there_has_a_reason_of_one_line(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise RuntimeError("Cannot get a generator without the library. PyTorch splits its backend " + 900 * "x")
+
+    monkeypatch.setattr(torch, "Generator", refuse)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    told = "`device` must be one that PyTorch can compute on here, got {} ({}). Use 'auto' or 'cpu'."
+    with raises(told.format("'xpu'", "Cannot get a generator without the library")):
+        check_computes("xpu")
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    with raises(told.format("'cuda:1'", "no GPU is found")):
+        check_computes("cuda:1")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "hip", None)
+    with raises(told.format("'cuda'", f"torch {torch.__version__} is built without CUDA")):
+        check_computes("cuda")

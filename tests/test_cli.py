@@ -5,12 +5,14 @@ import re
 import signal
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 import sodeep
 from sodeep.cli import main
 
-TINY = ["--steps", "4", "--batch-size", "2", "--lengths", "4", "12", "--distribution", "normal=1", "--quiet"]
+SHORT = ["--steps", "4", "--batch-size", "2", "--distribution", "normal=1", "--quiet"]
+TINY = [*SHORT, "--lengths", "4", "12"]
 
 
 @pytest.fixture
@@ -51,7 +53,7 @@ def test_train_says_what_it_did(run, tmp_path):
 def test_options_reach_the_config(run, tmp_path):
     result = run(
         "train-sorter",
-        *TINY,
+        *SHORT,
         "--sorter",
         "mlp",
         "--seq-len",
@@ -83,9 +85,14 @@ def test_mixture_2019(run, tmp_path):
     assert sodeep.load_sorter(tmp_path / "set.safetensors").trained["config"]["distributions"] == sodeep.SODEEP2019
 
 
-def test_progress_bar(run):
-    result = run("train-sorter", *[a for a in TINY if a != "--quiet"])
-    assert "training set" in result.output
+def test_progress_is_said_on_stderr(run, trained, monkeypatch):
+    from sodeep import _progress
+
+    monkeypatch.setattr(_progress, "FIRST", 0.0)
+    result = run("train-sorter", *[a for a in TINY if a != "--quiet"], "--overwrite")
+    assert re.search(r"^training set: 25%, about \d+:\d\d left; step 1, loss ", result.stderr, re.MULTILINE)
+    result = run("evaluate-sorter", trained, "--lengths", 5, "--lists", 4, "--no-baselines")
+    assert re.search(r"^measuring: \d+%, about \d+:\d\d left$", result.stderr, re.MULTILINE)
 
 
 def test_finished_sorter_is_kept(run, trained):
@@ -109,7 +116,8 @@ def test_interrupt_and_resume(run, tmp_path, monkeypatch):
     assert "Stopped after step 3. Its state is in set.safetensors.run: go on with --resume." in result.output
     monkeypatch.setattr(training._Run, "advance", advance)
     fails(run("train-sorter", *TINY, "--lr", "0.5", "--resume"), "`config` must be that of the run to resume: lr was")
-    assert run("train-sorter", "--resume", "--quiet").exit_code == 0
+    fails(run("train-sorter", "--lr", "0.5", "--resume"), "Leave that option out to take the saved one.")
+    assert run("train-sorter", "--resume", "--quiet", "--seed", 0).exit_code == 0
     resumed = (tmp_path / "set.safetensors").read_bytes()
     assert run("train-sorter", *TINY, "--overwrite").exit_code == 0
     assert (tmp_path / "set.safetensors").read_bytes() == resumed
@@ -130,6 +138,13 @@ def test_interrupt_and_resume(run, tmp_path, monkeypatch):
             ["--scores-file", "no.csv"],
             "`path` must be a file of scores (.npy or .csv), got 'no.csv': no such file.",
         ),
+        (
+            ["--sorter", "lstm", "--lengths", "5", "50"],
+            "`lengths` must not be given for the lstm sorter, which is tied to one length of list, got (5, 50).",
+        ),
+        (["--seq-len", "20", "--lengths", "5", "50"], "`lengths` must not be given beside `seq_len`,"),
+        (["--sorter", "cnn", "--seq-len", "20"], "`seq_len` must be at least 37 for the cnn sorter,"),
+        (["--compile"], "Add --gradient-weight 0, or leave --compile out."),
         (["--resume"], "`resume` needs the state of an unfinished run at set.safetensors.run: no such file."),
         (["--speed", "9"], "No such option"),
     ],
@@ -171,11 +186,61 @@ def test_evaluate_sorter(run, trained, tmp_path):
 
 
 def test_evaluate_fixed_length(run):
-    assert run("train-sorter", *TINY, "--sorter", "mlp", "--seq-len", 6, "--sorter-config", "hidden=8").exit_code == 0
+    assert run("train-sorter", *SHORT, "--sorter", "mlp", "--seq-len", 6, "--sorter-config", "hidden=8").exit_code == 0
     result = run("evaluate-sorter", "mlp.safetensors", "--lengths", 7)
     fails(result, "7 is not the length 6 this mlp sorter was built for.")
     result = run("evaluate-sorter", "mlp.safetensors", "--lists", 4, "--no-baselines", "--json", "-")
     assert json.loads(result.stdout)["n"] == 6
+
+
+def test_resume_with_another_time_limit(run, tmp_path, monkeypatch):
+    from sodeep import training
+
+    advance = training._Run.advance
+
+    def interrupted(self):
+        if self.step == 1:
+            signal.raise_signal(signal.SIGINT)
+        advance(self)
+
+    monkeypatch.setattr(training._Run, "advance", interrupted)
+    assert run("train-sorter", *TINY, "--steps", 10**6).exit_code == 130
+    monkeypatch.setattr(training._Run, "advance", advance)
+    result = run("train-sorter", "--resume", "--max-time", "0.001s", "--quiet")
+    assert result.exit_code == 0, result.output
+    assert "Trained 3 steps in " in result.output  # one after the resume
+    assert "No time is left for more figures: sodeep evaluate-sorter set.safetensors" in result.output
+
+
+def test_first_weights_that_were_the_best_are_said(run, monkeypatch):
+    from sodeep import training
+
+    monkeypatch.setattr(training._Run, "learning_rate", lambda run: 0.3)
+    assert "No validation was better than that of the weights it started with" in run("train-sorter", *TINY).output
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+@pytest.mark.parametrize("command", [["train-sorter"], ["compare", "memorability"]])
+def test_a_device_that_is_not_there_is_one_line(run, command):
+    result = run(*command, "--device", "cuda")
+    told = r"`device` must be one that PyTorch can compute on here, got 'cuda' \([^()]{,60}\)\. Use 'auto' or 'cpu'\."
+    assert re.fullmatch(f"Error: {told}\n", result.stderr)
+
+
+def test_home_folder_in_every_path(run, tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    (home / "own.csv").write_text("score\n0.1\n0.5\n0.2\n")
+    own = ["--scores-file=~/own.csv", "--log-dir=~/log", "--out=~/s.safetensors"]
+    assert run("train-sorter", *TINY, *own).exit_code == 0
+    figures = ["--json=~/f.json", "--picture=~/p.png", "--lengths", 5, "--lists", 4, "--no-baselines"]
+    assert run("evaluate-sorter", "~/s.safetensors", *figures).exit_code == 0
+    assert run("export-sorter", "~/s.safetensors", "~/s.pt2").exit_code == 0
+    fails(run("import-sorter", "~/s.safetensors", "~/s.safetensors"), f"`out` {home}/s.safetensors exists.")
+    fails(run("compare", "memorability", "--data=~/none"), f"`data` {home}/none does not exist.")
+    assert {path.name for path in home.iterdir()} == {"own.csv", "log", "s.safetensors", "f.json", "p.png", "s.pt2"}
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
 
 
 def test_evaluate_missing(run):
@@ -191,6 +256,8 @@ def test_export_sorter(run, trained, tmp_path):
     result = run("export-sorter", trained, "s.pt2")
     assert result.exit_code == 0, result.output
     assert (tmp_path / "s.pt2").stat().st_size > 0
+    fails(run("export-sorter", trained, "s.onnx"), "`path` must end in .pt2, a torch.export program, got s.onnx.")
+    assert not (tmp_path / "s.onnx").exists()
     fails(
         run("export-sorter", trained, "s.pt2"), "`out` s.pt2 exists. Choose another name, or replace it: --overwrite."
     )
@@ -203,9 +270,9 @@ def test_version(run):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--picture", "no/p.png"), "Invalid value for --picture: the folder no does not exist. Make it first."),
+        (("--picture", "no/p.png"), "`--picture` must be in a folder that exists, got no/p.png. Make it first: no."),
         (("--picture", "p.foo"), "Invalid value for --picture: p.foo must end in one of ."),
-        (("--json", "no/f.json"), "Invalid value for --json: the folder no does not exist. Make it first."),
+        (("--json", "no/f.json"), "`--json` must be in a folder that exists, got no/f.json. Make it first: no."),
         (("--lengths", "0"), "Invalid value for '--lengths': 0 is not in the range x>=1."),
         (("--lists", "-4"), "Invalid value for '--lists': -4 is not in the range x>=1."),
         (("--seed", str(2**64)), "Invalid value for '--seed'"),
@@ -234,7 +301,7 @@ def test_evaluate_json_to_stdout_and_picture(run, tmp_path):
     [("--batch-size", 10**13), ("--sorter-config", f"condition={10**13}"), ("--sorter", "mlp", "--seq-len", 10**10)],
 )
 def test_more_than_there_is_memory_for_is_no_traceback(run, args):
-    fails(run("train-sorter", *TINY, *args), "There is not enough memory for this: ")
+    fails(run("train-sorter", *SHORT, *args), "There is not enough memory for this: ")
 
 
 def test_scores_file_that_is_no_array(run, tmp_path):

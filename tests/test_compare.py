@@ -473,7 +473,7 @@ def test_a_failed_setting_is_not_chosen(tmp_path, monkeypatch):
         ({"epochs": 0}, "`epochs` must be a whole number of at least 1, got 0."),
         ({"jobs": 0}, "`jobs` must be a whole number of at least 1, got 0."),
         ({"batch_size": 1}, "`batch_size` must be a whole number of at least 4, got 1."),
-        ({"device": "abacus"}, "`device` must be a device of this machine, got 'abacus': "),
+        ({"device": "abacus"}, "`device` must be one that PyTorch can compute on here, got 'abacus' ("),
     ],
 )
 def test_mistakes_end_before_anything_is_made(arguments, expected, tmp_path):

@@ -177,6 +177,21 @@ FORMS = {
     "numpy big endian": np.array([1, 2, 1, 2], dtype=">i4"),
     "numpy strings": np.array(["a", "b", "a", "b"]),
     "numpy objects": np.array(["a", "b", "a", "b"], dtype=object),
+    "objects": np.array([["x", 1], ["y", 2], ["x", 1], ["y", 2]], dtype=object)[:, 1],
+    "objects of strings": np.array([["x", 1], ["y", 2], ["x", 1], ["y", 2]], dtype=object)[:, 0],
+    "objects of floats": np.array([0.5, 2, 0.5, 2], dtype=object),
+    "objects of bools": np.array([True, np.False_, True, np.False_], dtype=object),
+    "objects of numpy": np.array([np.int8(1), np.uint64(2), 1, 2], dtype=object),
+    "column of objects": np.array([["a"], ["b"], ["a"], ["b"]], dtype=object),
+    "multi-hot of objects": np.array([[1, 0, 0], [0, 1, 0], [1, 0, 0], [0, 1, 0]], dtype=object),
+    "bytes": [b"a", b"b", b"a", b"b"],
+    "numpy bytes": np.array([b"a", b"b", b"a", b"b"]),
+    "bytes and strings": ["a", b"b", np.bytes_(b"a"), np.str_("b")],
+    "strings no file system gives": ["\udc80", "\udc81", "\udc80", "\udc81"],
+    "uint16": torch.tensor([1, 2, 1, 2], dtype=torch.uint16),
+    "uint64": torch.tensor([1, -2, 1, -2]).view(torch.uint64),
+    "numpy uint64": np.array([2**64 - 1, 2**64 - 2, 2**64 - 1, 2**64 - 2], dtype=np.uint64),
+    "list beyond int64": [2**64 - 1, 2**64 - 2, 2**64 - 1, 2**64 - 2],
     "list": [1, 2, 1, 2],
     "list of bools": [True, False, True, False],
     "list of tensors": [torch.tensor(1), torch.tensor(2), torch.tensor(1), torch.tensor(2)],
@@ -211,6 +226,14 @@ def test_reference_labels_take_every_form(form):
     x, y = randn(4, 3), randn(4, 3, seed=1)
     _, relevant = pairwise_scores(x, FORMS[form], y, FORMS[form])
     assert relevant.tolist() == [[i % 2 == j % 2 for j in range(4)] for i in range(4)]
+
+
+def test_whole_labels_of_a_list_keep_every_bit():
+    # of these numpy makes floats, in which the first two are one number
+    labels = [2**63 + 1, 2**63, 2**64 - 1, 0]
+    assert not pairwise_scores(torch.eye(4), labels)[1].any()
+    wrapped = torch.tensor([-(2**63) + 1, -(2**63), -1, 0])  # as torch and numpy turn uint64 into int64
+    assert pairwise_scores(torch.eye(4), labels, torch.eye(4), wrapped)[1].equal(torch.eye(4).bool())
 
 
 def test_labels_mix_containers_but_not_meanings():
@@ -273,7 +296,47 @@ ERRORS = {
     "mixed": (
         TypeError,
         (X, ["a", 1, "a", 1]),
-        "`labels` must be numbers or strings, of one kind (a tensor, an array or a list), got ['a', 1, 'a', 1].",
+        "`labels` must be all numbers or all strings, got 1 at index 1 and 'a' at index 0. "
+        "Make them of one kind, for example with str().",
+    ),
+    "missing": (
+        TypeError,
+        (X, ["a", "b", None, "b"]),
+        "`labels` must be numbers or strings, got None at index 2. Drop such rows, or give them a label of their own.",
+    ),
+    "missing in a table": (
+        TypeError,
+        (X, np.array(["a", "b", "a", math.nan], dtype=object)),
+        "`labels` must be numbers or strings, got nan at index 3. Drop such rows, or give them a label of their own.",
+    ),
+    "missing among numbers": (
+        TypeError,
+        (X, np.array([[1], [2], [None], [2]], dtype=object)),
+        "`labels` must be numbers or strings, got None at index (2, 0). "
+        "Drop such rows, or give them a label of their own.",
+    ),
+    "nan objects": (
+        ValueError,
+        (X, np.array([1, 2, 1, math.nan], dtype=object)),
+        "`labels` must not be NaN, got 1 NaN of 4 labels, the first at index 3. "
+        "NaN equals nothing, not even itself: drop those rows.",
+    ),
+    "65 bits": (
+        ValueError,
+        (X, [1, 2, 2**64, 2]),
+        "`labels` must be numbers that one dtype of 64 bits can hold, got 18446744073709551616 at index 2. "
+        "Give them as strings.",
+    ),
+    "signed and unsigned": (
+        ValueError,
+        (X, [2**63 - 1, -1, 2**63, -1]),
+        "`labels` must be numbers that one dtype of 64 bits can hold, got 9223372036854775808 at index 2. "
+        "Give them as strings.",
+    ),
+    "more than a float holds": (
+        ValueError,
+        (X, [1.5, 2**53 + 1, 2**53, 2.0]),
+        "`labels` must be numbers that a float64 can hold, got 9007199254740993 at index 1. Give them as strings.",
     ),
     "none": (
         TypeError,
@@ -407,7 +470,8 @@ def test_loss_modules_are_registered_and_shown():
     inner = torch.nn.Linear(1, 1)
     criterion = EmbeddingLoss(inner, "dot", memory=EmbeddingMemory(2, 3, warmup=1))
     assert set(criterion.state_dict()) == {
-        "loss.weight", "loss.bias", "memory.embeddings", "memory.labels", "memory.ids", "memory.seen",
+        "loss.weight", "loss.bias",
+        "memory.embeddings", "memory.labels", "memory.ids", "memory.seen", "memory.seal",
     }  # fmt: skip
     assert "similarity='dot', gather=False" in repr(criterion)
     assert "size=2, dim=3, num_classes=None, warmup=1" in repr(criterion)

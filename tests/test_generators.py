@@ -461,16 +461,41 @@ def test_read_npy(tmp_path, dtype):
     assert lists(read_scores_file(tmp_path / "scores.npy")) == array.tolist()
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0.5\n1\n-2\n", [[0.5, 1, -2]]),
+        ("score\n0.5\n\n1\n-2\n", [[0.5, 1, -2]]),
+        ("s1;s2;s3\n0.5;1;-2\n3;4\n", [[0.5, 1, -2], [3, 4]]),
+    ],
+    ids=["column", "named column", "numbered places"],
+)
+def test_a_column_is_one_list_and_names_may_stand_above(tmp_path, text, expected):
+    path = tmp_path / "scores.csv"
+    path.write_text(text)
+    assert lists(read_scores_file(path)) == expected
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 1)])
+def test_a_column_of_an_array_is_one_list(tmp_path, shape):
+    np.save(tmp_path / "scores.npy", np.array([0.5, 1, -2]).reshape(shape))
+    assert lists(read_scores_file(tmp_path / "scores.npy")) == [[0.5, 1, -2]]
+
+
 def test_bad_text_names_file_and_line(tmp_path):
     path = tmp_path / "scores.csv"
     for text, message in [
         (
-            "a,b\n1,2\n",
-            "line 1, column 1 must be a number, got 'a'. One list a row; no header, no names.",
+            "film,score\n1,2\n",
+            "it must hold lists of scores, one a row, or one column of scores, got a table with the columns film, "
+            "score. Write its scores to a file of their own.",
         ),
-        ("1,2\n\n3,,4\n", "line 3, column 2 must be a number, got ''. One list a row; no header, no names."),
-        ("1,2\n3\n", "line 2 must hold two or more finite numbers, got [3.0]."),
-        ("1,2\n3,nan\n", "line 2 must hold two or more finite numbers, got [3.0, nan]."),
+        ("1,2\n\n3,,4\n", "line 3, column 2 must be a number, got ''. One list a row, or one column."),
+        ("1,2\na,b\n", "line 2, column 1 must be a number, got 'a'. One list a row, or one column."),
+        (",0,1\n0,.5,.1\n", "line 1, column 1 must be a number, got ''. One list a row, or one column."),
+        ("1,2\n3\n", "line 2 must hold two or more numbers, as other lines do, got [3.0]."),
+        ("1,2\n3,nan\n", "line 2 must hold finite numbers, got [3.0, nan]."),
+        ("score\n3\n", "`rows` must hold lists of two or more numbers, got shape (1,) in row 1."),
         ("1,2\n3,1e60\n", "`rows` must be finite in float32, got inf in row 2."),
         ("\n", "`rows` must hold at least one list, got none."),
     ]:
@@ -482,13 +507,12 @@ def test_bad_text_names_file_and_line(tmp_path):
 def test_bad_npy_names_file_and_fault(tmp_path):
     path = tmp_path / "scores.npy"
     for array, got in [
-        (np.ones(3), "shape (3,), dtype float64"),
+        (np.ones((2, 2, 2)), "shape (2, 2, 2), dtype float64"),
         (np.ones((2, 2), complex), "shape (2, 2), dtype complex128"),
     ]:
         np.save(path, array)
-        with pytest.raises(
-            ValueError, match=exactly(f"{path}: the array must be real and 2-D, one list a row, got {got}.")
-        ):
+        message = f"{path}: the array must be real and 2-D, one list a row, or 1-D, one list, got {got}."
+        with pytest.raises(ValueError, match=exactly(message)):
             read_scores_file(path)
     np.save(path, np.array([[1, None]], dtype=object))
     with pytest.raises(ValueError, match="Object arrays cannot be loaded"):  # nothing is unpickled

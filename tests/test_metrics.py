@@ -194,7 +194,18 @@ def test_asp_against_a_loop(values):
 
 WHOLE = torch.tensor([2**53 + 1, 2**53, -(2**63), 2**63 - 1, 2**53 + 2, 2**53, 2**63 - 2])
 """Beyond what float64 tells apart, with one pair of equals."""
+UNSIGNED = (WHOLE ^ -(2**63)).view(torch.uint64)
 ORDER = torch.tensor([3.0, 2, 1, 6, 4, 2, 5])
+WHOLE_DTYPES = [
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+]
 
 
 @pytest.mark.parametrize("metric", [spearman_corr, asp])
@@ -204,10 +215,11 @@ def test_whole_numbers_beyond_float64_have_their_order(metric):
     for mask in (None, where):
         expected = metric(scores, ORDER.expand(3, 7), mask)
         torch.testing.assert_close(metric(scores, WHOLE.expand(3, 7), mask), expected, rtol=0, atol=0)
-    assert metric(ORDER, WHOLE) == 1
+        torch.testing.assert_close(metric(scores, UNSIGNED.expand(3, 7), mask), expected, rtol=0, atol=0)
+    assert metric(ORDER, WHOLE) == metric(ORDER, UNSIGNED) == 1
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+@pytest.mark.parametrize("dtype", [torch.bool, *WHOLE_DTYPES])
 def test_whole_numbers_of_any_size(dtype):
     scores, target = torch.tensor([0.3, 0.1, 0.2, 0.4]), torch.tensor([1, 0, 1, 0])
     for metric in (spearman_corr, asp):

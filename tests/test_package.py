@@ -15,16 +15,25 @@ PACKAGE = Path(sodeep.__file__).parent
 ROOT = Path(__file__).parents[1]
 
 ORDER = [
+    "_names",
+    "_options",
+    "_progress",
     "_checks",
     "_precision",
     "_sort",
+    "_ties",
     "_lists",
     "_labels",
     "ranks",
     "generators",
     "_comparing",
     "_counting",
+    "_frozen",
     "sorters",
+    "_pickle_stream",
+    "_plain_pickle",
+    "_sealed",
+    "_torch_file",
     "checkpoint",
     "export",
     "metrics",
@@ -42,7 +51,7 @@ ORDER = [
     "losses",
     "weights",
     "samplers",
-    "_plain_pickle",
+    "_api",
     "tasks.base",
     "tasks.encoders",
     "tasks.layouts",
@@ -95,11 +104,52 @@ def test_imports_go_downward_only():
 
 
 def test_import_is_light_and_silent():
-    heavy = ["matplotlib", "tensorboard", "sklearn", "torch.utils.tensorboard", "pandas"]
-    code = f"import sys, sodeep; print([m for m in {heavy!r} if m in sys.modules])"
+    heavy = ["matplotlib", "tensorboard", "sklearn", "torch.utils.tensorboard", "pandas", "click"]
+    code = f"import sys, sodeep; sodeep.train_sorter; print([m for m in {heavy!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("args", [["--version"], ["--help"], ["train-sorter", "--help"], ["compare", "--help"]])
+def test_help_imports_no_torch(args):
+    code = f"""
+import sys
+from sodeep.cli import main
+try:
+    main({args!r}, prog_name="sodeep")
+finally:
+    print(sorted({{"torch", "numpy", "scipy"}} & sys.modules.keys()))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("[]\n"), done.stdout
+
+
+def test_a_name_is_found_whatever_was_imported_first():
+    for first in ("sodeep.ranks", "sodeep.tasks", "sodeep.cli", "sodeep._api"):
+        code = f"import {first}, sodeep; from sodeep import *; print(sodeep.climb is climb, sodeep.checkpoint.__name__)"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout == "True sodeep.checkpoint\n"
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    for name in ("SpearmanLos", "__wrapped__"):
+        with pytest.raises(AttributeError, match=f"^module 'sodeep' has no attribute '{name}'$"):
+            getattr(sodeep, name)
+    assert {*sodeep.__all__, "__version__"} <= {*dir(sodeep)}
+
+
+def test_names_that_help_lists_are_those_of_the_code():
+    from sodeep import _names
+    from sodeep.tasks import TASKS
+
+    assert tuple(sodeep.SORTERS) == _names.SORTERS
+    assert tuple(sodeep.training.VALUE_LOSSES) == _names.VALUE_LOSSES
+    assert tuple(sodeep.DISTRIBUTIONS) == _names.DISTRIBUTIONS
+    modules = {task: sys.modules[kind.__module__] for task, kind in TASKS.items()}
+    layouts = {task: getattr(module, "LAYOUTS", {}) for task, module in modules.items()}
+    expected = {task: {name: layout.expects for name, layout in of.items()} for task, of in layouts.items() if of}
+    assert _names.layouts() == expected, "run scripts/list_layouts"
 
 
 def test_names_are_exported():

@@ -383,6 +383,8 @@ def test_whole_targets_beyond_float64_have_their_order(generator, masked):
     where = torch.rand(4, 7, generator=generator) < 0.7 if masked else None
     loss = partial(spearman_loss, scores, rank_fn=laplace_rank, where=where)
     torch.testing.assert_close(loss(WHOLE.expand(4, 7)), loss(ORDER.expand(4, 7)), rtol=0, atol=0)
+    unsigned = (WHOLE ^ -(2**63)).view(torch.uint64)
+    torch.testing.assert_close(loss(unsigned.expand(4, 7)), loss(ORDER.expand(4, 7)), rtol=0, atol=0)
     pair, order = torch.tensor([[2**53, 2**53 + 1]]), torch.tensor([[0.0, 1.0]])
     expected = spearman_loss(scores[:1, :2], order, rank_fn=laplace_rank)  # defined: they differ
     torch.testing.assert_close(spearman_loss(scores[:1, :2], pair, rank_fn=laplace_rank), expected, rtol=0, atol=0)

@@ -415,6 +415,21 @@ def test_asp_by_captions_against_loops():
         assert task.evaluate(model, "val").metrics[f"i2t ASP {name}"] != found[f"i2t ASP {name}"]
 
 
+def test_equal_captions_tie():
+    class Row(torch.nn.Module):
+        def forward(self, x):
+            return torch.randn(300, generator=torch.Generator().manual_seed(0)).expand(len(x), -1)
+
+    class Rows(torch.nn.Module):
+        def forward(self, x):
+            return torch.randn(len(x), 300, generator=torch.Generator().manual_seed(1))
+
+    task = CrossModal(replace(captioned(), split=np.repeat(["train", "val", "test"], [30, 27, 3])))
+    found = task.evaluate(torch.nn.ModuleDict({"pictures": Rows(), "captions": Row()}), "test").metrics
+    assert found["i2t median rank"] == 2.5  # of the first of 3 relevant among 9 equal ones
+    np.testing.assert_allclose(found["i2t R@1"], 1 / 3, rtol=1e-6)
+
+
 @pytest.mark.parametrize("semantic", ["overlap", "cider", "bleu", "rouge-l"])
 def test_semantic_scores_that_losses_are_trained_on(semantic):
     data = captioned()
@@ -638,6 +653,23 @@ def test_the_svm_of_the_toy_task_is_a_good_one():
 
 
 # ---- encoders --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 5, 8, 9, 10])
+def test_no_chunk_of_an_encoder_is_one_row(count):
+    sizes = []
+
+    class Counted(torch.nn.Module):
+        def forward(self, x):
+            sizes.append(len(x))
+            return x + 1
+
+    inputs = torch.arange(float(count))[:, None]
+    net = Counted()
+    torch.testing.assert_close(encoders.encode(net, inputs, chunk=4), inputs + 1)
+    assert net.training
+    assert 1 not in sizes or count == 1
+    assert max(sizes) <= 5
 
 
 def test_pictures_are_jittered_in_training_only():

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from sodeep._checks import check_choice, readable
 from sodeep._lists import Lists, as_relevance, prepare
 from sodeep._precision import full_precision
+from sodeep.ranks import drop_other_state
 
 __all__ = [
     "ListStats",
@@ -173,6 +174,12 @@ class Loss(nn.Module):
             *target, where = target  # type: ignore[assignment]
         options = {name: getattr(self, name) for name in self._options}
         return type(self).function(scores, *target, where=where, **{**options, **extra})
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for name in self._options:
+            if name not in self._modules:
+                drop_other_state(state_dict, f"{prefix}{name}.")
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
         """The options, for repr(), without a `reduction` to the mean; modules among them are shown below."""

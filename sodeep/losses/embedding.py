@@ -11,6 +11,7 @@ embeddings. Two rows are a pair by their index: a row is never its own pair, but
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ from sodeep._checks import (
 )
 from sodeep._labels import as_labels, label_tensor, same_label
 from sodeep._precision import full_precision, working_dtype
+from sodeep._ties import tie_equal_rows
 from sodeep.losses._common import reduce_defined
 from sodeep.scale import gather as gather_rows
 
@@ -102,10 +104,11 @@ def _check_embeddings(embeddings: object, name: str, like: Tensor | None = None,
 
 
 def _similarities(x: Tensor, y: Tensor, similarity: str) -> Tensor:
-    """Similarities (n, m) of checked rows, in float32 or wider."""
+    """Similarities (n, m) of checked rows, in float32 or wider; equal rows have equal ones."""
     dtype = working_dtype(x, y)
     wide = x.to(dtype)
-    return SIMILARITIES[similarity](wide, wide if y is x else y.to(dtype))
+    other = wide if y is x else y.to(dtype)
+    return tie_equal_rows(SIMILARITIES[similarity](wide, other), wide, other)
 
 
 def _relevance(labels: Any, ref_labels: Any, n: int, m: int, two_sets: bool, device: torch.device) -> Tensor:
@@ -177,7 +180,8 @@ def pairwise_scores(
     Returns:
         ``scores``, ``relevant``: floating point and bool, (n, m). Without a reference set, or when `ref_embeddings`
         is the very tensor `embeddings`, self pairs are left out by index: (n, n - 1), row i without column i. Equal
-        rows stay; they are real pairs. Scores are float32, or float64 if an input is, also under autocast.
+        rows stay; they are real pairs, with equal scores wherever they stand. Scores are float32, or float64 if an
+        input is, also under autocast.
 
     Raises:
         TypeError: embeddings that are not floating point tensors; labels that are neither numbers nor strings.
@@ -431,6 +435,11 @@ def _rolled(x: Tensor, first: int) -> Tensor:
     return x.roll(-first, 0)
 
 
+def _seal(seen: Any) -> Any:
+    """What stands beside a count of rows that was counted, and hardly ever beside one that memory happened to hold."""
+    return seen * 1_000_003 + 7_919
+
+
 class EmbeddingMemory(nn.Module):
     """The last `size` embeddings and their labels: more references than a batch holds, for any loss.
 
@@ -455,7 +464,8 @@ class EmbeddingMemory(nn.Module):
 
     Shape:
         `embeddings` (size, dim) float32, `labels` (size,) int64 or (size, num_classes) bool, and `ids` (size,) int64,
-        of which the first `seen` are filled. A state dict without `ids`, as earlier versions made them, is of rows
+        of which the first `seen` are filled. `seal` tells that count from what a buffer without values holds: the
+        memory then starts empty, with a warning. A state dict without `ids`, as earlier versions made them, is of rows
         without ids.
 
     Source: Wang, Zhang, Huang, Scott, "Cross-Batch Memory for Embedding Learning", CVPR 2020. There the loss on the
@@ -475,6 +485,7 @@ class EmbeddingMemory(nn.Module):
     labels: Tensor
     ids: Tensor
     seen: Tensor
+    seal: Tensor
 
     def __init__(self, size: int, dim: int, *, num_classes: int | None = None, warmup: int = 0) -> None:
         super().__init__()
@@ -489,6 +500,7 @@ class EmbeddingMemory(nn.Module):
         self.register_buffer("labels", empty)
         self.register_buffer("ids", torch.full((size,), NO_ID))
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("seal", _seal(self.seen))
 
     def check_labels(self, labels: Any, rows: int) -> Tensor:
         """`labels` of `rows` rows as they would be stored; TypeError or ValueError if they cannot be."""
@@ -522,11 +534,13 @@ class EmbeddingMemory(nn.Module):
         """`update` with what has been checked."""
         if ids is None:
             ids = torch.full((len(embeddings),), NO_ID)
+        self.seen.masked_fill_(self.seal != _seal(self.seen), 0)
         skip = max(len(embeddings) - self.size, 0)
         places = (self.seen + torch.arange(skip, len(embeddings), device=self.seen.device)) % self.size
         for kept, new in ((self.embeddings, embeddings), (self.labels, labels), (self.ids, ids)):
             kept[places] = new[skip:].to(kept)
         self.seen += len(embeddings)
+        self.seal.copy_(_seal(self.seen))
 
     def get(self) -> tuple[Tensor, Tensor]:
         """The rows and their labels, oldest first, as copies; no rows before `warmup` rows have been seen."""
@@ -542,8 +556,7 @@ class EmbeddingMemory(nn.Module):
 
     def _past(self) -> tuple[Tensor, Tensor, Tensor]:
         """The rows, their labels and their ids."""
-        self._check_real()
-        seen, buffers = int(self.seen), (self.embeddings, self.labels, self.ids)
+        seen, buffers = self._count(), (self.embeddings, self.labels, self.ids)
         if seen < self.warmup:
             embeddings, labels, ids = (buffer[:0] for buffer in buffers)
         # copies: an update between forward and backward must not change what the graph holds
@@ -553,6 +566,19 @@ class EmbeddingMemory(nn.Module):
             embeddings, labels, ids = (_rolled(buffer, seen % self.size) for buffer in buffers)
         return embeddings, labels, ids
 
+    def _count(self) -> int:
+        """Rows seen so far; none, with a warning, where the buffers hold what nobody put there."""
+        self._check_real()
+        seen, seal = torch.stack([self.seen, self.seal]).tolist()
+        if seal == _seal(seen):
+            return int(seen)
+        warnings.warn(
+            "The EmbeddingMemory is empty: its buffers came without values, as to_empty leaves them, and "
+            "from_pretrained where the checkpoint has none.",
+            stacklevel=4,
+        )
+        return 0
+
     def _check_real(self) -> None:
         if self.seen.is_meta:
             raise ValueError(
@@ -561,8 +587,11 @@ class EmbeddingMemory(nn.Module):
             )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        if isinstance(labels := state_dict.get(f"{prefix}labels"), Tensor):  # an older checkpoint has no ids
+        # earlier versions had neither ids nor a seal
+        if isinstance(labels := state_dict.get(f"{prefix}labels"), Tensor):
             state_dict.setdefault(f"{prefix}ids", torch.full(labels.shape[:1], NO_ID, device=labels.device))
+        if isinstance(seen := state_dict.get(f"{prefix}seen"), Tensor):
+            state_dict.setdefault(f"{prefix}seal", _seal(seen))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:

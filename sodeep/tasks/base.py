@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sodeep._checks import check_at_least, describe
+from sodeep._checks import check_at_least, describe, user_path
 
 SPLITS = ("train", "val", "test")
 """Losses are trained on the first, settings chosen on the second, figures taken on the third."""
@@ -158,7 +158,7 @@ def read_data(path: str | Path, layouts: Mapping[str, Layout], task: str) -> Any
         FileNotFoundError: nothing there. The message says what may be there.
         ValueError: a layout that none of them is. The message says what was expected and what was found.
     """
-    path = Path(path)
+    path = user_path(path)
     known = "\n".join(f"  {name}: {layout.expects}" for name, layout in layouts.items())
     if not path.exists():
         raise FileNotFoundError(f"`data` {path} does not exist. The {task} task reads:\n{known}")

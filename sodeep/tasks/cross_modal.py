@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sodeep import metrics
+from sodeep._ties import tie_equal_rows
 from sodeep.losses import CrossModalLoss, quantized_ap_loss
 from sodeep.tasks.base import (
     BATCH_SIZE,
@@ -183,7 +184,7 @@ class CrossModal(Task):
         images = self.index[split].to(device)
         captions = torch.isin(self.owner, images).nonzero().squeeze(1)
         x, y = encode(towers.pictures, self.items[images]), encode(towers.captions, self.captions[captions])
-        scores = nn.functional.normalize(x) @ nn.functional.normalize(y).T
+        scores = tie_equal_rows(nn.functional.normalize(x) @ nn.functional.normalize(y).T, x, y)
         relevant = self._relevance(images, captions)
         found: dict[str, float] = {}
         ranks = {}

@@ -35,7 +35,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sodeep._checks import check_at_least, check_choice
+from sodeep._checks import check_at_least, check_choice, user_path
 from sodeep.tasks.base import (
     SPLITS,
     Array,
@@ -231,7 +231,7 @@ def read_class_folders(folder: StrPath) -> RetrievalSet:
         FileNotFoundError: no such folder.
         ValueError: fewer than four classes, a class of fewer than two pictures, or one that is in both parts.
     """
-    folder = Path(folder)
+    folder = user_path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"`folder` must have a folder of pictures for each class, got '{folder}', not there.")
     parts = [folder / "train", folder / "test"]
@@ -298,7 +298,7 @@ def read_karpathy(
     """
     check_choice(split, ("train", "val", "test"), "split")
     check_at_least(captions_per_image, 1, "captions_per_image")
-    path, images = Path(path), Path(images)
+    path, images = user_path(path), user_path(images)
     layout = _Layout(path.parent, [path.name], _KARPATHY)
     keys = "{'images': [{'filename', 'split', 'sentences': [{'raw'}, …]}, …]}"
     wanted = {"train", "restval"} if split == "train" and restval else {split}
@@ -344,7 +344,7 @@ def read_mediaeval(
         ValueError: the columns are missing, a score is no number, or a video has no caption.
     """
     check_choice(term, ("short", "long"), "term")
-    path = Path(path)
+    path = user_path(path)
     layout = _Layout(path.parent, [path.name], _MEDIAEVAL)
     kind = "normalized" if normalized else "raw"
     columns = {} if normalized else {f"{term}-term_memorability": "video"}
@@ -366,7 +366,7 @@ def read_mediaeval(
     annotations = [int(float(row[counts])) for row in rows] if counts in header else None
     if captions is None:
         return ScoredItems(names, scores, annotations, None)
-    texts = _video_captions(Path(captions))
+    texts = _video_captions(user_path(captions))
     silent = [name for name in names if name not in texts]
     if silent:
         raise layout.wrong(f"{Path(captions).name} must have a caption for every video", f"none for {silent[0]}")
@@ -525,7 +525,7 @@ def read_features(path: StrPath, task: str) -> dict[str, dict[str, Array]]:
         array([0.1, 0.5, 0.3])
     """
     check_choice(task, FEATURES, "task")
-    path = Path(path)
+    path = user_path(path)
     wanted = [f"{split}_{name}" for split in ("train", "test") for name in FEATURES[task]]
     expected = f"an npz file with the arrays {', '.join(wanted)} (and the same for val, if there is a validation split)"
     if not path.is_file():
@@ -604,7 +604,7 @@ def read_table(path: StrPath) -> ScoredTable:
         >>> table.scores, table.features, table.texts
         (array([0.7, 0.2]), array([[41.], [38.]], dtype=float32), ['a red door', 'rain'])
     """
-    path = Path(path)
+    path = user_path(path)
     if not path.is_file():
         raise FileNotFoundError(f"`path` must be a csv table with a column score, got '{path}', which is not there.")
     rows = read_csv(path)
@@ -644,7 +644,7 @@ class _Layout:
     """
 
     def __init__(self, folder: StrPath, expected: list[str], origin: str) -> None:
-        self.folder = Path(folder)
+        self.folder = user_path(folder)
         self.expected = expected
         self.origin = origin
         if not self.folder.is_dir():

@@ -14,13 +14,12 @@ import json
 import math
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sodeep._checks import check_choice, check_finite, check_scores, check_where
+from sodeep._checks import check_choice, check_finite, check_scores, check_where, user_path
 from sodeep._lists import as_relevance
 from sodeep._plain_pickle import NotPlainError, read_plain_pickle
 
@@ -93,7 +92,7 @@ def read_revisited(path: str | os.PathLike[str]) -> RevisitedSet:
         FileNotFoundError: no such file.
         ValueError: the file holds something else; the message says what was expected.
     """
-    path = Path(path)
+    path = user_path(path)
     expected = "a dict of imlist, qimlist and gnd, and in gnd for each query easy, hard, junk and bbx"
     if not path.is_file():
         raise FileNotFoundError(f"`path` must be a ground truth file, {expected}, got '{path}', which is not there. "

@@ -1,0 +1,93 @@
+"""How far long work has come, and how much longer it takes."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+FIRST = 5.0
+"""Seconds to the first line where there is no terminal."""
+
+RAREST = 600.0
+"""Most seconds between two such lines."""
+
+REDRAWN = 0.2
+"""Seconds between two states of the line on a terminal."""
+
+
+class Progress:
+    """Say how much of the work is done and about how much time is left, on stderr unless told otherwise.
+
+    On a terminal that is one line, drawn again and again. In a file or a pipe it is a line after `FIRST` seconds, and
+    then ever more rarely, each when the time so far has doubled, but at most `RAREST` seconds after the one before: a
+    few lines in the first minute, a dozen in an hour. Work is never stopped by a stream that cannot be written to.
+
+    Args:
+        label: what is done.
+        start: share of the work that was done before.
+        stream: where to.
+        clock: seconds, from any start.
+
+    Example:
+        >>> progress = Progress("sorting", stream=sys.stdout, clock=iter([0.0, 20.0]).__next__)
+        >>> progress.update(0.25)
+        sorting: 25%, about 1:00 left
+    """
+
+    def __init__(
+        self,
+        label: str,
+        start: float = 0.0,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.label, self.share, self.clock = label, start, clock
+        self.stream: TextIO | None = sys.stderr if stream is None else stream
+        self.terminal = self.stream is not None and self.stream.isatty()  # None in programs without a console
+        self.start = clock()
+        self.next = 0.0 if self.terminal else FIRST
+
+    def update(self, share: float, status: Callable[[], str] | None = None) -> None:
+        """Called as often as one likes; `share` of the work is done, and `status` is asked for if a line is written."""
+        if self.stream is None:
+            return
+        spent = self.clock() - self.start
+        if spent < self.next:
+            return
+        self.next = spent + (REDRAWN if self.terminal else min(max(spent, FIRST), RAREST))
+        line = f"{self.label}: {min(share, 1):.0%}"
+        if share > self.share:
+            line += f", about {in_words(spent * max(1 - share, 0) / (share - self.share))} left"
+        self._write(line + (f"; {status()}" if status is not None else ""))
+
+    def close(self) -> None:
+        """Clear the line on a terminal."""
+        if self.terminal:
+            self._write("")
+
+    def _write(self, line: str) -> None:
+        if self.stream is None:
+            return
+        try:
+            if self.terminal:
+                self.stream.write(f"\r\033[K{line[: shutil.get_terminal_size().columns - 1]}")
+            else:
+                self.stream.write(line + "\n")
+            self.stream.flush()
+        except (OSError, ValueError):  # a full disk, a closed pipe or file
+            self.stream = None
+
+
+def in_words(seconds: float) -> str:
+    """A time as people write it.
+
+    Example:
+        >>> in_words(8), in_words(75), in_words(3 * 3600 + 62)
+        ('0:08', '1:15', '3:01:02')
+    """
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
