@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 import sodeep
+from sodeep._bar import progress_bar
 from sodeep._checks import check_free
 from sodeep._compare_cli import compare
 
@@ -262,7 +263,7 @@ def evaluate_sorter(
         **({} if no_baselines else evaluation.handcrafted()),
     }
     results = []
-    with click.progressbar(contenders.items(), label="measuring", file=sys.stderr) as bar:
+    with progress_bar(sys.stderr, iterable=contenders.items(), label="measuring") as bar:
         for name, function in bar:
             chosen = [k for k in lengths or evaluation.LENGTHS if k <= 1000 or not name.startswith("sigmoid")]
             results.append(evaluation.evaluate(function, name, lengths=chosen, n=n, lists=lists, seed=seed))

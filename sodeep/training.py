@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
+from sodeep._bar import progress_bar
 from sodeep._checks import check_at_least, check_choice, check_free, check_positive, describe, is_number, plain
 from sodeep._files import sole_writer
 from sodeep.checkpoint import save_sorter, write_atomic
@@ -832,9 +833,8 @@ class _Log:
 
             self.writer = SummaryWriter(os.fspath(log_dir), purge_step=run.step or None)
         if progress:
-            self.bar = click.progressbar(
-                length=1000, label=f"training {run.config.sorter}", item_show_func=lambda _: self._status()
-            )
+            label = f"training {run.config.sorter}"
+            self.bar = progress_bar(sys.stdout, length=1000, label=label, item_show_func=lambda _: self._status())
         self.shown = 0
         self.mark = (time.perf_counter(), run.step)
 

@@ -15,6 +15,7 @@ PACKAGE = Path(sodeep.__file__).parent
 ROOT = Path(__file__).parents[1]
 
 ORDER = [
+    "_bar",
     "_checks",
     "_files",
     "_precision",
