@@ -25,6 +25,7 @@ from sodeep._checks import (
     check_device,
     check_finite,
     describe,
+    ordinary,
     readable,
 )
 from sodeep._labels import as_labels, label_tensor, same_label
@@ -92,8 +93,8 @@ def _check_embeddings(embeddings: object, name: str, like: Tensor | None = None,
 def _similarities(x: Tensor, y: Tensor, similarity: str) -> Tensor:
     """Similarities (n, m) of checked rows, in float32 or wider."""
     dtype = working_dtype(x, y)
-    wide = x.to(dtype)
-    return SIMILARITIES[similarity](wide, wide if y is x else y.to(dtype))
+    wide = ordinary(x).to(dtype)
+    return SIMILARITIES[similarity](wide, wide if y is x else ordinary(y).to(dtype))
 
 
 def _relevance(labels: Any, ref_labels: Any, n: int, m: int, two_sets: bool, device: torch.device) -> Tensor:

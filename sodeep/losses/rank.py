@@ -117,7 +117,8 @@ def spearman_loss(
     gap = x - y.to(x.dtype)
     value_term = _mean_of_real(gap.abs() if value_loss == "l1" else gap.square(), real)
     value_term = value_term.sum() / real.any(-1).sum().clamp(min=1)
-    loss = rank_term + value_weight * value_term if value_weight else rank_term
+    # not value_weight * value_term: in torch.func.jacfwd the number would make float64 of float32
+    loss = rank_term.add(value_term, alpha=value_weight) if value_weight else rank_term
     if not return_stats:
         return loss
     return loss, SpearmanStats(len(x), (low < high).sum(), rank_term.detach(), value_term.detach())
