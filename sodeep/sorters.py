@@ -46,6 +46,7 @@ from sodeep._checks import (
     check_where,
     compiling,
     describe,
+    in_forward_mode,
     is_whole,
     readable,
 )
@@ -111,6 +112,18 @@ def double_backward() -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.enabled = enabled
+
+
+@contextlib.contextmanager
+def plain_kernels() -> Iterator[None]:
+    """A context in which recurrent networks run on PyTorch's own kernels, which alone have forward-mode derivatives."""
+    flags: Any = torch.backends.mkldnn  # its own context manager warns of TF32
+    enabled, flags.enabled = flags.enabled, False
+    try:
+        with double_backward():
+            yield
+    finally:
+        flags.enabled = enabled
 
 
 @contextlib.contextmanager
@@ -250,9 +263,9 @@ class Sorter(nn.Module):
         x = scores if where is None else scores.masked_fill(~where, 0)
         x = standardise(x, where, fixed=self.separate_gradient) if self.normalize else x
         x = x.to(next(self.parameters()).dtype)
-        if where is None:
-            return n * self.network(x)
-        return (where.sum(-1, keepdim=True) * self.network(x, where)).masked_fill(~where, 0)
+        with plain_kernels() if in_forward_mode() else contextlib.nullcontext():
+            ranks = self.network(x) if where is None else self.network(x, where)
+        return n * ranks if where is None else (where.sum(-1, keepdim=True) * ranks).masked_fill(~where, 0)
 
     def _rank_by_size(self, scores: Tensor, where: Tensor) -> Tensor:
         """`_rank` for a network that cannot read masks: lists with equally many real items go through it together."""

@@ -789,3 +789,19 @@ def test_sorter_on_another_device_is_an_error() -> None:
 def test_bad_config(name: str, config: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=whole(message)):
         build_sorter(name, **config)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # of torch's jvp itself
+@every_sorter
+def test_forward_mode_is_reverse_mode(name: str) -> None:
+    sorter = small_sorter(name).double().freeze()
+    scores, along = normal(2, LENGTH, dtype=torch.float64), normal(2, LENGTH, seed=1, dtype=torch.float64)
+    weights = normal(2, LENGTH, seed=2, dtype=torch.float64)
+
+    def value(s: Tensor) -> Tensor:
+        return (sorter(s) * weights).sum()
+
+    leaf = scores.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(value(leaf), leaf)
+    forward = torch.func.jvp(value, (scores,), (along,))[1]
+    torch.testing.assert_close(forward, (gradient * along).sum(), rtol=1e-9, atol=1e-9)
