@@ -451,7 +451,7 @@ def _parse_header(path: Path, data: bytes, size: int) -> dict[str, Any]:
     for field, kind in _HEADER_FIELDS.items():
         if not isinstance(header, dict) or not isinstance(header.get(field), kind):
             raise _not_a_sorter(path, f"its header has no valid '{field}'")
-    for field in ("lengths", "scores"):
+    for field in ("lengths", "known_lengths", "scores"):
         if not _is_range(header["training"].get(field, [0, 0])):
             raise _not_a_sorter(path, f"its header has no valid 'training' (its '{field}' is not two numbers)")
     return dict(header)

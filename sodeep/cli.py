@@ -179,7 +179,7 @@ def train_sorter(
     click.echo("\nmean |rank error| / n on the validation lists")
     for name, error in result.errors.items():
         click.echo(f"  {name:<22}{error:.4f}")
-    n = result.config.seq_len or 100
+    n = result.config.seq_len or min(max(100, result.config.lengths[0]), result.config.lengths[1])
     lists = sodeep.generators.draw(sodeep.SODEEP2019, 1000, n, _generator())
     error = sodeep.rank_error(result.sorter, lists)
     handcrafted = sodeep.rank_error(sodeep.laplace_rank, lists)
