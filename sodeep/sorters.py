@@ -193,6 +193,8 @@ class Sorter(nn.Module):
     _weights: FrozenWeights | None = None
     shortest: ClassVar[int] = 2
     """Fewest items of the lists that it can be trained for."""
+    _told_lengths: bool = False
+    """Whether the warning about lists of other lengths was given."""
 
     def __init__(self, seq_len: int | None = None, *, normalize: bool = True, **config: Any) -> None:
         super().__init__()
@@ -240,6 +242,7 @@ class Sorter(nn.Module):
         check_finite(scores, where)
         self._hold()
         self._warn_outside(scores, where)
+        self._warn_lengths(scores, where)
         rows = scores.reshape(-1, scores.shape[-1])
         mask = None if where is None else where.reshape(rows.shape)
         if rows.shape[0] == 0:
@@ -285,6 +288,33 @@ class Sorter(nn.Module):
                 "unreliable. Scale the scores, or use a sorter that normalises.",
                 stacklevel=2,
             )
+
+    def _warn_lengths(self, scores: Tensor, where: Tensor | None) -> None:
+        """Once: lists shorter or longer than those it is known to work on. One item has the one rank there is."""
+        known = None if self.seq_len is not None or self._told_lengths else self.known_lengths
+        if known is None or not readable(scores) or (known[0] <= 2 and scores.shape[-1] <= known[1]):
+            return
+        counts = {scores.shape[-1]} if where is None else set(where.sum(-1).flatten().tolist())
+        outside = sorted(count for count in counts if count > 1 and not known[0] <= count <= known[1])
+        if outside:
+            self._told_lengths = True
+            low, high = min(outside[0], known[0]), max(outside[-1], known[1])
+            warnings.warn(
+                f"`scores` has a list of {outside[0]} items, and this {self.name} sorter is known to work on lists of "
+                f"{known[0]} to {known[1]}: beyond, its ranks or their gradient may be poor. Use a handcrafted rank "
+                f"such as laplace_rank, or train one: sodeep train-sorter --sorter {self.name} --lengths {low} {high}",
+                stacklevel=6,  # the caller of the sorter: this, forward, its decorator and two of nn.Module between
+            )
+
+    @property
+    def known_lengths(self) -> tuple[int, int] | None:
+        """Shortest and longest list it is known to work on, if its file says so.
+
+        Those it was trained on, and longer ones up to where the training run then measured it to be as good.
+        """
+        trained = self.trained_lengths
+        known = self.trained.get("known_lengths", trained)
+        return None if known is None else (known[0], known[-1])
 
     @property
     def trained_lengths(self) -> tuple[int, int] | None:
