@@ -697,7 +697,10 @@ class _Layout:
 
     def number(self, text: str) -> int:
         try:
-            return int(text)
+            number = int(text)
+            if abs(number) >= 2**63:
+                raise ValueError
+            return number
         except ValueError:
             raise self.wrong("a label must be a whole number", repr(text)) from None
 
@@ -747,6 +750,8 @@ def _check_files(paths: Sequence[Path], folder: Path, origin: str) -> None:
 PIXELS = 64
 """Height and width that pictures are made small to."""
 
+_MANY_PIXELS = 25_000_000  # of which a file of a few bytes has no more
+
 
 def _pictures(paths: Sequence[Path]) -> Array:
     """uint8 (n, PIXELS, PIXELS, 3): whole pictures, whatever their shape, by the mean over an area."""
@@ -759,6 +764,8 @@ def _pictures(paths: Sequence[Path]) -> Array:
         try:
             with Image.open(path) as picture:
                 picture.draft("RGB", (PIXELS, PIXELS))  # a JPEG is decoded at a fraction of its size
+                if math.prod(picture.size) > max(_MANY_PIXELS, 100 * path.stat().st_size):
+                    raise ValueError(f"{picture.width} x {picture.height} pixels in {path.stat().st_size} bytes")
                 pixels[:] = np.asarray(picture.convert("RGB").resize((PIXELS, PIXELS), Image.Resampling.BOX))
         except Exception as error:  # whatever damaged bytes lead Pillow's many readers to
             raise ValueError(f"{path} must be a picture, got a file that Pillow cannot read ({error}).") from None
