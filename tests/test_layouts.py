@@ -628,6 +628,10 @@ def test_karpathy_errors(tmp_path):
     for content, fault in [
         ("<html>", f"dataset.json must be JSON: {keys}, got text that is not JSON"),
         ("[" * 100_000, f"dataset.json must be JSON: {keys}, got text that is not JSON"),
+        (
+            '{"images": [{"split": "train", "sentences": ' + "9" * 5000 + "}]}",
+            f"dataset.json must be JSON: {keys}, got text that is not JSON",
+        ),
         ('{"annotations": []}', f"dataset.json must be {keys}, got no 'images'"),
         ('{"images": [{"filename": "1.jpg"}]}', f"dataset.json must be {keys}, got no 'split'"),
         (json.dumps({"images": [karpathy("test")]}), "dataset.json must have images of the split train, got none"),
@@ -636,7 +640,7 @@ def test_karpathy_errors(tmp_path):
         assert message(read_karpathy, path, tmp_path) == f"{fault}, in '{tmp_path}'. {KARPATHY_ORIGIN}"
     path.write_text(json.dumps({"images": [karpathy("train", count=4)]}))
     assert message(read_karpathy, path, tmp_path) == (
-        "`captions_per_image` must be at most the captions of each image, got 5 for 1.jpg, which has 4."
+        f"`captions_per_image` must be at most the captions of each image, got 5 for 1.jpg, which has 4 in '{path}'."
     )
     path.write_text(json.dumps({"images": [karpathy("train")]}))
     assert message(read_karpathy, path, tmp_path, error=FileNotFoundError) == (
@@ -683,6 +687,8 @@ MEDIAEVAL_ORIGIN = (
 
 def test_mediaeval_errors(tmp_path):
     path = tmp_path / "scores.csv"
+    path.write_text("a,b\n1,2,3\n")
+    assert "got a, b, None" in message(read_mediaeval, path)
     for count in ("many", "1e999", ""):
         path.write_text(MEDIAEVAL_2018.replace(",34,", f",{count},"))
         assert message(read_mediaeval, path) == (

@@ -305,19 +305,21 @@ def read_karpathy(
     wanted = {"train", "restval"} if split == "train" and restval else {split}
     found = CaptionedImages([], [])
     try:
-        for image in json.loads(path.read_bytes())["images"]:
+        data = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        raise layout.wrong(f"{path.name} must be JSON: {keys}", "text that is not JSON") from None
+    try:
+        for image in data["images"]:
             if image["split"] not in wanted:
                 continue
             captions = [str(sentence["raw"]) for sentence in image["sentences"]][:captions_per_image]
             if len(captions) < captions_per_image:
                 raise ValueError(
                     f"`captions_per_image` must be at most the captions of each image, got {captions_per_image} for "
-                    f"{image['filename']}, which has {len(captions)}."
+                    f"{image['filename']}, which has {len(captions)} in '{path}'."
                 )
             found.paths.append(images / image.get("filepath", "") / image["filename"])
             found.captions.append(captions)
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
-        raise layout.wrong(f"{path.name} must be JSON: {keys}", "text that is not JSON") from None
     except (KeyError, TypeError, AttributeError) as error:
         raise layout.wrong(f"{path.name} must be {keys}", f"no {error}") from None
     if not found.paths:
@@ -355,7 +357,9 @@ def read_mediaeval(
     column = next((c for c, name in columns.items() if c in header and name in header), None)
     if column is None:
         wanted = " or ".join(f"{name} and {c}" for c, name in columns.items())
-        raise layout.wrong(f"{path.name} must have the columns {wanted}", ", ".join(header) or "an empty file")
+        raise layout.wrong(
+            f"{path.name} must have the columns {wanted}", ", ".join(map(str, header)) or "an empty file"
+        )
     names = [row[columns[column]] for row in rows]
 
     def numbers(column: str) -> list[float]:
