@@ -263,7 +263,6 @@ def evaluate_sorter(
 ) -> None:
     """Measure SORTER, a shipped name or a file, beside the handcrafted ranks."""
     from sodeep import evaluation
-    from sodeep.checkpoint import write_atomic
 
     _check_outputs(json_path, picture)
     rank_fn = sodeep.load_sorter(sorter)
@@ -300,7 +299,7 @@ def evaluate_sorter(
         if json_path == "-":
             click.echo(text)
         else:
-            write_atomic(json_path, (text + "\n").encode())
+            Path(json_path).write_text(text + "\n", encoding="utf-8")
     if json_path != "-":  # stdout is to be JSON alone
         click.echo(evaluation.report(results, n))
     if picture is not None:
