@@ -67,7 +67,7 @@ from sodeep.metrics import (
 from sodeep.ranks import blackbox_rank, exact_rank, laplace_rank, sigmoid_rank, straight_through
 from sodeep.refresh import RefreshedSorter, RefreshResult
 from sodeep.samplers import BalancedBatchSampler
-from sodeep.scale import gather, multistage_backward
+from sodeep.scale import drop_repeats, gather, multistage_backward
 from sodeep.sorters import SORTERS, Sorter, build_sorter
 from sodeep.training import TrainConfig, TrainingInterrupted, TrainResult, train_sorter
 from sodeep.weights import ContributingPairs, contributing_pairs, pair_weights
@@ -122,6 +122,7 @@ __all__ = [
     "climb",
     "contrastive_loss",
     "contributing_pairs",
+    "drop_repeats",
     "evaluation",
     "exact_rank",
     "export_sorter",

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import shlex
 import shutil
 import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,10 +20,13 @@ from sodeep._names import layouts
 from sodeep._options import UserPath
 
 if TYPE_CHECKING:
-    from sodeep.compare import Run
+    from sodeep.compare import Plan, Run
 
 MOST_JOBS = 8
 """Processes by default: each reads the data and holds a copy of its own."""
+
+SAID_EVERY = 30.0
+"""Seconds between two lines about how far it is, where there is no terminal."""
 
 # sodeep.compare and the tasks are imported when the command runs, so that the other commands start fast
 
@@ -65,6 +73,22 @@ class _Compare(click.Command):
     "captions.  [default: the first that the data have]",
 )
 @click.option(
+    "--text-features",
+    metavar="NAME",
+    help="What texts are turned into: tf-idf, or wordllama, word vectors (pip install wordllama).  [default: tf-idf]",
+)
+@click.option(
+    "--target", metavar="COLUMN", help="Column of scores in a csv of your own (memorability).  [default: score]"
+)
+@click.option("--text", metavar="COLUMN", help="Its column of texts.  [default: text, if there is one]")
+@click.option(
+    "--predictor",
+    "predictors",
+    multiple=True,
+    metavar="COLUMN",
+    help="Its columns of numbers to predict from; repeatable.  [default: all the others]",
+)
+@click.option(
     "--jobs",
     type=click.IntRange(1),
     help=f"Processes, of one thread each.  [default: on a CPU the cores, at most {MOST_JOBS}; on a GPU 1]",
@@ -85,6 +109,10 @@ def compare(
     batch_size: int,
     train_share: float,
     semantic: str | None,
+    text_features: str | None,
+    target: str | None,
+    text: str | None,
+    predictors: tuple[str, ...],
     jobs: int | None,
     device: str,
     tensorboard: bool,
@@ -106,22 +134,30 @@ def compare(
       peer:torchsort, peer:smooth-ap...       of other packages, if installed
       my_module:MyLoss                        your own
       A+B                                     a sum, its weight tuned
+    Your own is called like the others of the task, loss(scores, relevant) or for
+    memorability loss(scores, target); in retrieval as loss(embeddings, labels) if
+    its first argument is called embeddings (pytorch-metric-learning's form).
     RANK is laplace, sigmoid, blackbox, straight-through, a shipped sorter,
     FILE.safetensors or my_module:my_rank.
 
     Example: sodeep compare memorability --loss mse --loss spearman:laplace --seeds 5
     """  # noqa: D301  # \b is click's mark for lines it must not wrap
     from sodeep import compare as comparing
-    from sodeep.report import write_report, write_tensorboard
+    from sodeep._extras import check_installed
     from sodeep.tasks import TASKS
     from sodeep.tasks.contenders import default_losses
 
+    if tensorboard:
+        check_installed("tensorboard", "--tensorboard")
     out = out or Path("runs") / task
     names = list(losses)
     if baseline is not None and baseline not in names:
         # a baseline is compared too; without --loss, with the losses of the task
         names = [baseline, *(names or (default_losses(TASKS[task]) if task in TASKS else ()))]
-    progress = None if quiet else _Progress()
+    progress = _Progress()
+    context = click.get_current_context()
+    context.with_resource(contextlib.closing(progress))
+    context.with_resource(_warnings_in_a_line())
     try:
         runs = comparing.compare(
             task,
@@ -133,27 +169,92 @@ def compare(
             batch_size=batch_size,
             train_share=train_share,
             semantic=semantic,
+            text_features=text_features,
+            target=target,
+            text=text,
+            predictors=predictors or None,
             jobs=jobs or _cores(device),
             device=device,
-            on_run=progress,
+            on_run=None if quiet else progress,
+            on_start=None if quiet else progress.begin,
         )
+        progress.close()
+        _report(runs, out, baseline, tensorboard)
     except comparing.ComparisonStopped as stop:
-        click.echo(f"\n{stop}", err=True)
+        progress.close()
+        with contextlib.suppress(OSError):  # of a terminal that is gone
+            click.echo(f"\n{stop}", err=True)
         sys.exit(128 + stop.signum if stop.signum else 1)
-    if progress is not None:
-        progress.end()
-    click.echo(comparing.text_table(comparing.summarise(runs, baseline)))
-    written = write_report(out, baseline=baseline, command="sodeep " + shlex.join(sys.argv[1:]))
-    click.echo(f"\nReport: {', '.join(str(file) for file in written.files.values())}")
-    if tensorboard:
-        board = out / "tensorboard"
-        shutil.rmtree(board, ignore_errors=True)  # of fewer runs; TensorBoard would show old and new as one
-        write_tensorboard(out, board, baseline=baseline)
-        click.echo(f"TensorBoard: tensorboard --logdir {shlex.quote(str(board))}")
-    for note in written.notes:
-        click.echo(note)
+    except _UnsaidError as error:
+        with contextlib.suppress(OSError):
+            click.echo(f"Stopped: {error}. What is done is kept in {out}: start again to go on.", err=True)
+        sys.exit(1)
     if not any(run.stage == "test" and run.status == "ok" for run in runs):
         raise click.ClickException("No loss could be trained and tested.")
+
+
+def _report(runs: Sequence[Run], out: Path, baseline: str | None, tensorboard: bool) -> None:
+    """Write what came out to the folder, and print the table."""
+    from sodeep.compare import sole_comparison, summarise, text_table
+    from sodeep.report import write_report
+
+    summary = summarise(runs, baseline)
+    try:  # files first: the output may be closed by now
+        with sole_comparison(out):
+            written = write_report(out, baseline=baseline, command="sodeep " + shlex.join(sys.argv[1:]))
+            board = _write_board(out, baseline) if tensorboard else None
+    finally:
+        _say(text_table(summary))
+    again = sum(bool((run.failure or {}).get("again")) for run in summary.failed)
+    if again:
+        failed = f"{again} run{'s' * (again != 1)} failed for reasons outside the loss"
+        _say(f"\n{failed}: start the same command again to repeat what failed.")
+    _say(f"\nReport: {', '.join(str(file) for file in written.files.values())}")
+    if board is not None:
+        _say(f"TensorBoard: tensorboard --logdir {shlex.quote(str(board))}")
+    for note in written.notes:
+        _say(note)
+
+
+def _write_board(out: Path, baseline: str | None) -> Path:
+    """Write the folder for TensorBoard anew, since it would show old and new as one, and so that it is always whole."""
+    from sodeep.report import write_tensorboard
+
+    board = out / "tensorboard"
+    fresh = board.with_name(f".tensorboard.{secrets.token_hex(4)}.tmp")
+    try:
+        write_tensorboard(out, fresh, baseline=baseline)
+        shutil.rmtree(board, ignore_errors=True)
+        fresh.replace(board)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return board
+
+
+class _UnsaidError(Exception):
+    """The output is closed (``| head``), or its disk is full."""
+
+
+def _say(text: str) -> None:
+    """A line on stdout."""
+    try:
+        click.echo(text)
+    except OSError as error:
+        with contextlib.suppress(OSError):  # what is still to be written would be an error again when Python ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise _UnsaidError(f"the output cannot be written ({error.strerror})") from error
+
+
+@contextlib.contextmanager
+def _warnings_in_a_line() -> Iterator[None]:
+    """Warnings as notes on stderr, without the line of code they come from."""
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        click.echo(f"Note: {message}", err=True)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
 
 
 def _cores(device: str) -> int:
@@ -167,26 +268,56 @@ def _cores(device: str) -> int:
 
 
 class _Progress:
-    """A bar on stderr, and a line on stdout for each tested loss."""
+    """How far it is: a line that is rewritten on a terminal, elsewhere a new one now and then; and the tested losses.
 
-    def __init__(self) -> None:
+    Not click's bar, which hides the cursor and leaves it so in a process that is killed.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.terminal = sys.stderr.isatty()
-        self.bar = click.progressbar(length=1, file=sys.stderr, label="training")
-        self.shown = 0
+        self.clock = clock
+        self.start = self.said = clock()
+        self.plan: Plan | None = None
+        self.spent = 0.0
+        self.drawn = False
+
+    def begin(self, plan: Plan) -> None:
+        """Before the first training: what a step of each loss takes, and how long it all may."""
+        self.plan = plan
+        if plan.tests:
+            _say(_costs(plan))
+        self.start = self.said = self.clock()
+        self._draw(f"training, about {_duration(plan.seconds)} to go" if plan.tests else "")
 
     def __call__(self, run: Run, done: int, total: int) -> None:
         if run.stage == "test" or run.status == "failed":
-            self.end()
-            click.echo(self._line(run))
-        if self.terminal:
-            self.bar.length = total
-            self.bar.update(done - self.shown)
-        self.shown = done
+            self.close()
+            _say(self._line(run))
+        text = f"{done} of {total} runs{self._left(run)}"
+        self._draw(text)
+        if not self.terminal and done < total and self.clock() - self.said >= SAID_EVERY:
+            _say(text)
+            self.said = self.clock()
 
-    def end(self) -> None:
-        """Clear the bar's line."""
-        if self.terminal:
-            click.echo("\r\033[K", nl=False, err=True)
+    def _left(self, run: Run) -> str:
+        """How long the rest may take, from how long what is done took; losses differ in cost."""
+        if self.plan is None:
+            return ""
+        self.spent += self.plan.seconds_of(run.loss, run.stage)
+        left = self.plan.seconds * self.plan.jobs - self.spent
+        if left <= 0 or self.spent <= 0:
+            return ""
+        return f", about {_duration((self.clock() - self.start) * left / self.spent)} to go"
+
+    def _draw(self, text: str) -> None:
+        if self.terminal and (text or self.drawn):
+            click.echo(f"\r\033[K{text}", nl=False, err=True)
+        self.drawn = bool(text)
+
+    def close(self) -> None:
+        """Clear the line."""
+        with contextlib.suppress(OSError):  # of a terminal that is gone
+            self._draw("")
 
     def _line(self, run: Run) -> str:
         settings = ", ".join(f"{name}={value}" for name, value in run.settings.items())
@@ -195,3 +326,27 @@ class _Progress:
             return f"{run.loss}, seed {run.seed} ({settings}): failed at step {failure['step']}: {failure['reason']}"
         name, value = next(iter(run.metrics.items()))
         return f"{run.loss}, seed {run.seed}: {name} {value:.3f} ({settings})"
+
+
+def _costs(plan: Plan) -> str:
+    """A table of what each loss costs, and how long all of it may take."""
+    rows = [("loss", "ms/step", "a training", "trainings")]
+    for loss, count in plan.trainings.items():
+        step, training = plan.seconds_per_step.get(loss), plan.seconds_per_training.get(loss)
+        cells = ("-", "-") if step is None or training is None else (f"{1000 * step:.1f}", _duration(training))
+        rows.append((loss, *cells, str(count)))
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+    trainings, tests = sum(plan.trainings.values()), sum(plan.tests.values())
+    processes = f" in {plan.jobs} processes" * (plan.jobs > 1)
+    return "\n".join([*lines, f"{trainings} trainings, {tests} tests: about {_duration(plan.seconds)}{processes}", ""])
+
+
+def _duration(seconds: float) -> str:
+    """Roughly, in words."""
+    if seconds < 1:
+        return f"{max(seconds, 0.1):.1f} s"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{seconds / 3600:.1f} h"

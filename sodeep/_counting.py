@@ -32,6 +32,8 @@ def start_counting(rnn: nn.RNNBase, head: nn.Conv1d, n: int) -> None:
         head: its weight is (n, n, 2 units): rank to, item and output from.
         n: length of the lists.
     """
+    if head.weight.is_meta:
+        return
     count = rnn.hidden_size // 2
     # the input gate keeps the counts of a whole list small, where tanh of them is linear
     gate = 0.1 / n

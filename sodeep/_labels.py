@@ -7,13 +7,15 @@ Every form becomes a tensor once, at the public function. Whole numbers become i
 from __future__ import annotations
 
 import hashlib
+import numbers
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from sodeep._checks import describe, readable
+from sodeep._checks import describe, is_whole, readable
 
 
 def label_tensor(labels: Any, name: str = "labels") -> Tensor:
@@ -29,24 +31,74 @@ def _from_python(labels: Any, name: str) -> Tensor:
         array = np.asarray(labels)
     except (TypeError, ValueError, RuntimeError):
         array = np.empty((), dtype="V")
-    if isinstance(labels, (list, tuple)) and array.size == 0:
+    listed = isinstance(labels, (list, tuple))
+    if listed and array.size == 0:
         return torch.zeros(array.shape, dtype=torch.int64)  # numpy takes an empty list for floats
-    if array.dtype.kind in "biuf":
-        # longdouble and big-endian arrays have no torch dtype
-        return torch.tensor(array.astype(np.float64) if array.dtype.kind == "f" else array.astype(array.dtype.type))
-    if array.dtype.kind in "UO" and all(isinstance(label, str) for label in np.asarray(labels, dtype=object).flat):
+    # numpy makes strings of [0, "a"], and floats of whole numbers when no dtype of 64 bits holds them all
+    if listed and (array.dtype.kind in "US" or (array.dtype.kind == "f" and np.abs(array).max() >= 2**53)):
+        array = np.asarray(labels, dtype=object)
+    if array.dtype.kind in "OT" and array.ndim:
+        array = _of_one_kind(array, name)
+    if array.dtype.kind in "biu":
+        # big-endian arrays have no torch dtype; whole numbers above int64 wrap, one to one
+        return torch.from_numpy(array.astype(bool if array.dtype.kind == "b" else np.int64))
+    if array.dtype.kind == "f":
+        return torch.tensor(array.astype(np.float64))  # longdouble has no torch dtype
+    if array.dtype.kind in "USOT" and array.ndim:
         return torch.tensor([_code(label) for label in array.flat], dtype=torch.int64).reshape(array.shape)
     raise TypeError(
         f"`{name}` must be numbers or strings, of one kind (a tensor, an array or a list), got {describe(labels)}."
     )
 
 
-def _code(label: str) -> int:
+def _of_one_kind(array: NDArray[Any], name: str) -> NDArray[Any]:
+    """Python objects as an array of bools, whole numbers or floats if all are numbers; as they are if all are strings.
+
+    The first that does not go with the others is named.
+    """
+
+    def at(place: tuple[int, ...]) -> str:
+        return f"{describe(array[place])} at index {place[0] if len(place) == 1 else place}"
+
+    strings: dict[tuple[int, ...], Any] = {}
+    found: dict[tuple[int, ...], Any] = {}
+    for place, label in np.ndenumerate(array):
+        if isinstance(label, (str, bytes)):
+            strings[place] = label
+        elif isinstance(label, (numbers.Real, np.bool_)) and (label == label or not strings):
+            found[place] = label
+        else:  # None, or NaN among strings, as a table has them where a value is missing
+            raise TypeError(
+                f"`{name}` must be numbers or strings, got {at(place)}. "
+                "Drop such rows, or give them a label of their own."
+            )
+    if not found:
+        return array
+    if strings:
+        raise TypeError(
+            f"`{name}` must be all numbers or all strings, got {at(next(iter(found)))} and {at(next(iter(strings)))}. "
+            "Make them of one kind, for example with str()."
+        )
+    kinds = [bool if isinstance(x, (bool, np.bool_)) else int if is_whole(x) else float for x in found.values()]
+    kind = float if float in kinds else int if int in kinds else bool
+    values = [kind(x) for x in found.values()]
+    low = 0 if kind is int and min(values) >= 0 else -(2**63)
+    for place, value in zip(found, values, strict=True):
+        if (value == value != found[place]) if kind is float else not low <= value < low + 2**64:
+            held = "a float64" if kind is float else "one dtype of 64 bits"
+            raise ValueError(f"`{name}` must be numbers that {held} can hold, got {at(place)}. Give them as strings.")
+    if kind is int:
+        values = [(value + 2**63) % 2**64 - 2**63 for value in values]  # as torch makes int64 of uint64
+    return np.array(values).reshape(array.shape)
+
+
+def _code(label: str | bytes) -> int:
     """63 bits of a hash: the same in every process, batch and run, so that gather and a memory take strings too.
 
-    Two of a million distinct strings collide with a chance of one in ten million.
+    Bytes are text in UTF-8. Two of a million distinct strings collide with a chance of one in ten million.
     """
-    return int.from_bytes(hashlib.blake2b(label.encode(), digest_size=8).digest(), "big") >> 1
+    text = label if isinstance(label, bytes) else label.encode(errors="surrogatepass")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
 def as_labels(labels: Any, name: str = "labels", rows: int | None = None, of: str = "embeddings") -> Tensor:

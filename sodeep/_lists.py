@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sodeep._checks import check_device, check_finite, check_same_shape, check_scores, check_where, readable
+from sodeep._checks import (
+    check_device,
+    check_finite,
+    check_same_shape,
+    check_scores,
+    check_where,
+    compiling,
+    readable,
+)
 from sodeep._precision import working_dtype
 
 
@@ -54,3 +63,23 @@ def prepare(scores: Tensor, relevant: Tensor, where: Tensor | None = None) -> Li
     positive = relevant if where is None else relevant & where
     negative = ~relevant if where is None else ~relevant & where
     return Lists(values.reshape(-1, n), positive.reshape(-1, n), negative.reshape(-1, n), where is not None)
+
+
+def of_one_item(scores: Tensor, other: str = "relevant") -> str:
+    """What a warning of undefined lists adds where each has one item, as with what nn.Linear(d, 1) gives."""
+    if scores.shape[-1] != 1 or scores.numel() < 2 or not other:
+        return ""
+    return f" (lists of one item: did you mean scores.squeeze(-1) and {other}.squeeze(-1)?)"
+
+
+def warn_of_outputs(scores: Tensor, where: object, call: str, stacklevel: int) -> None:
+    """Warn of lists of two items, many and unmasked: most likely (samples, outputs), where the last axis is the list.
+
+    The text is the same for every batch, so that Python shows it once.
+    """
+    if where is None and scores.shape[-1] == 2 and scores.numel() >= 16 and not compiling():
+        warnings.warn(
+            f"{call} got many lists of two items, whose rank correlation is 1 or -1. The last axis is the list: with "
+            f"scores and target of shape (samples, 2 outputs), did you mean {call}(scores.T, target.T)?",
+            stacklevel=stacklevel,
+        )

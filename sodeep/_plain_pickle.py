@@ -1,27 +1,24 @@
-"""Reads pickles that hold plain data only, without unpickling them.
+"""Reads pickles that hold plain data only, without unpickling them: containers, numbers, strings and numpy arrays.
 
-A pickle is a program, and `pickle.load` runs it. This is a reader of the part of that language that builds data: dicts,
-lists, tuples, numbers, strings, bytes and numpy arrays of those. It imports nothing and calls nothing that the file
-names: a global is kept as its name, and the few names that numpy writes for an array are understood here. Anything
-else in the file is refused. Memory is bounded by the size of the file.
+The few names that numpy writes for an array are understood here; see `sodeep._pickle_stream` for the rest.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import pickletools
 import re
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from sodeep._pickle_stream import MOST_BYTES, NotPlainError, PickleReader, expect
 
-class NotPlainError(ValueError):
-    """The file is no pickle, or holds more than plain data."""
+__all__ = ["NotPlainError", "read_plain_pickle"]
 
 
 def read_plain_pickle(path: str | os.PathLike[str]) -> Any:
@@ -30,19 +27,8 @@ def read_plain_pickle(path: str | os.PathLike[str]) -> Any:
     Raises:
         NotPlainError: it is no pickle, it is damaged, or it holds anything else. Nothing of it has run.
     """
-    try:
-        return _Reader().read(Path(path).read_bytes())
-    except NotPlainError:
-        raise
-    except (ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-        raise NotPlainError(f"it is no pickle, or a damaged one ({error})") from None
-
-
-@dataclass(frozen=True)
-class _Name:
-    """A global, by its name; never looked up."""
-
-    name: str
+    with Path(path).open("rb") as file:
+        return _Reader().read(file.read(MOST_BYTES + 1))
 
 
 @dataclass
@@ -60,160 +46,90 @@ class _Dtype:
     order: str = "<"
 
     def numpy(self) -> np.dtype[Any]:
-        if not re.fullmatch(r"[biufSU][0-9]{1,6}", self.code):  # no objects, no records, no dates
-            raise NotPlainError(f"it holds a numpy array of type {self.code!r}")
+        if not re.fullmatch(r"[biufSU][1-9][0-9]{0,5}", self.code):  # no objects, no records, no dates
+            raise NotPlainError(f"it holds a numpy array of type {self.code[:20]!r}")
         return np.dtype(self.order.replace("|", "=") + self.code)
 
 
-_NUMPY = re.compile(r"numpy\.(core|_core)\.(multiarray|numeric)\.(_reconstruct|scalar|_frombuffer)")
-_NAMES = {"numpy.ndarray", "numpy.dtype", "_codecs.encode", "__builtin__.bytes", "builtins.bytes"}
-_CONSTANTS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-_VALUES = re.compile(  # opcodes whose argument is the value
-    r"INT|BININT[12]?|LONG[14]?|FLOAT|BINFLOAT|(SHORT_)?(BIN)?(STRING|UNICODE|BYTES)8?|BYTEARRAY8"
-)
+class _Reader(PickleReader):
+    others = frozenset({"numpy.ndarray"})
 
+    def __init__(self) -> None:
+        super().__init__()
+        numpys: dict[str, Callable[..., Any]] = {
+            "_reconstruct": self.reconstruct,
+            "scalar": self.scalar,
+            "_frombuffer": self.from_buffer,
+        }
+        self.calls = {
+            **{
+                f"numpy.{core}.{module}.{name}": call
+                for core in ("core", "_core")
+                for module in ("multiarray", "numeric")
+                for name, call in numpys.items()
+            },
+            "numpy.dtype": self.dtype,
+            "_codecs.encode": self.encode,
+            "__builtin__.bytes": self.no_bytes,
+            "builtins.bytes": self.no_bytes,
+        }
 
-@dataclass
-class _Reader:
-    stack: list[Any] = field(default_factory=list)
-    marks: list[int] = field(default_factory=list)
-    memo: dict[int, Any] = field(default_factory=dict)
-
-    def read(self, data: bytes) -> Any:
-        for opcode, argument, _ in pickletools.genops(data):
-            if opcode.name == "STOP":
-                (value,) = self.stack
-                return _finish(value, {})
-            self.step(opcode.name, argument)
-        raise NotPlainError("it is no pickle, or a damaged one (it has no end)")
-
-    def step(self, name: str, argument: Any) -> None:
-        stack = self.stack
-        if name in ("PROTO", "FRAME"):
-            pass
-        elif name in _CONSTANTS:
-            stack.append(_CONSTANTS[name])
-        elif _VALUES.fullmatch(name):
-            stack.append(argument)
-        elif name == "MARK":
-            self.marks.append(len(stack))
-        elif name in ("EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE"):
-            stack.append({"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}[name]())
-        elif name == "DICT":
-            items = self.since_mark()
-            stack.append(dict(zip(items[::2], items[1::2], strict=True)))
-        elif name == "LIST":
-            stack.append(self.since_mark())
-        elif name == "TUPLE":
-            stack.append(tuple(self.since_mark()))
-        elif name in _TUPLES:
-            count = _TUPLES[name]
-            stack[-count:] = [tuple(stack[-count:])]
-        elif name in ("APPEND", "APPENDS"):
-            items = [stack.pop()] if name == "APPEND" else self.since_mark()
-            _expect(stack[-1], list).extend(items)
-        elif name in ("SETITEM", "SETITEMS"):
-            items = [stack.pop(-2), stack.pop()] if name == "SETITEM" else self.since_mark()
-            _expect(stack[-1], dict).update(zip(items[::2], items[1::2], strict=True))
-        elif name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
-            self.memo[len(self.memo) if name == "MEMOIZE" else argument] = stack[-1]
-        elif name in ("GET", "BINGET", "LONG_BINGET"):
-            stack.append(self.memo[argument])
-        elif name in ("GLOBAL", "STACK_GLOBAL"):
-            module = argument.replace(" ", ".") if name == "GLOBAL" else f"{stack.pop(-2)}.{stack.pop()}"
-            if module not in _NAMES and not _NUMPY.fullmatch(module):
-                raise NotPlainError(f"it asks for {module}, which is not plain data")
-            stack.append(_Name(module))
-        elif name == "REDUCE":
-            arguments = _expect(stack.pop(), tuple)
-            stack.append(_build(_expect(stack.pop(), _Name).name.rpartition(".")[2], arguments))
-        elif name == "BUILD":
-            state = _expect(stack.pop(), tuple)
-            _set_state(stack[-1], state)
-        else:
-            raise NotPlainError(f"it uses {name}, which plain data does not need")
-
-    def since_mark(self) -> list[Any]:
-        start = self.marks.pop()
-        items = self.stack[start:]
-        del self.stack[start:]
-        return items
-
-
-def _expect(value: Any, kind: type) -> Any:
-    if not isinstance(value, kind):
-        raise NotPlainError(f"it is damaged (a {type(value).__name__} where a {kind.__name__.strip('_')} belongs)")
-    return value
-
-
-def _build(name: str, arguments: tuple[Any, ...]) -> Any:
-    """What numpy's pickles build by a call: an empty array, a dtype, a scalar, bytes of an older protocol."""
-    if name == "_reconstruct":
+    def reconstruct(self, *arguments: Any) -> _Array:
         return _Array()
-    if name == "dtype":
-        return _Dtype(_expect(arguments[0], str))
-    if name == "encode":
-        text, encoding = arguments
-        if encoding != "latin1":
-            raise NotPlainError(f"it is damaged (bytes encoded as {encoding!r})")
-        return _expect(text, str).encode("latin1")
-    if name == "bytes" and arguments == ():  # how protocols 0 to 2 write no bytes
+
+    def dtype(self, code: Any, *arguments: Any) -> _Dtype:
+        return _Dtype(expect(code, str))
+
+    def encode(self, text: Any, encoding: Any) -> bytes:
+        """How protocols 0 to 2 write bytes."""
+        if expect(encoding, str) != "latin1":
+            raise NotPlainError(f"it is damaged (bytes encoded as {encoding[:20]!r})")
+        self.spend(len(expect(text, str)))
+        return text.encode("latin1")  # type: ignore[no-any-return]
+
+    def no_bytes(self) -> bytes:
+        """How they write none."""
         return b""
-    if name == "scalar":
-        dtype, data = arguments
-        return _array(data, dtype, (), "C")[()].item()
-    if name == "_frombuffer":
-        data, dtype, shape, order = arguments
-        return _array(data, dtype, shape, order)
-    raise NotPlainError(f"it is damaged (a call of {name})")
 
+    def scalar(self, dtype: Any, data: Any) -> Any:
+        return self.array(data, dtype, (), "C")[()].item()
 
-def _set_state(target: Any, state: tuple[Any, ...]) -> None:
-    if isinstance(target, _Dtype):
-        target.order = _expect(state[1], str)
-        if target.order not in ("<", ">", "|", "="):
-            raise NotPlainError(f"it is damaged (byte order {target.order!r})")
-    else:
-        _, shape, dtype, fortran, data = state
+    def from_buffer(self, data: Any, dtype: Any, shape: Any, order: Any) -> npt.NDArray[Any]:
+        return self.array(data, dtype, shape, "F" if order == "F" else "C")
+
+    def set_state(self, target: Any, state: Any) -> None:
+        """Fill an array, or say the byte order of a dtype."""
+        if isinstance(target, _Dtype):
+            target.order = expect(expect(state, tuple)[1], str)
+            if target.order not in ("<", ">", "|", "="):
+                raise NotPlainError(f"it is damaged (byte order {target.order[:20]!r})")
+            return
+        _, shape, dtype, fortran, data = expect(state, tuple)
         if isinstance(data, list):
             raise NotPlainError("it holds a numpy array of objects")
-        _expect(target, _Array).value = _array(data, dtype, shape, "F" if fortran else "C")
+        expect(target, _Array).value = self.array(data, dtype, shape, "F" if fortran else "C")
 
+    def array(self, data: Any, dtype: Any, shape: Any, order: Any) -> npt.NDArray[Any]:
+        if isinstance(data, str):  # Python 2 wrote bytes as str
+            self.spend(len(data))
+            data = data.encode("latin1")
+        if not isinstance(data, (bytes, bytearray)):
+            raise NotPlainError(f"it is damaged (a {type(data).__name__} where the bytes of an array belong)")
+        self.spend(len(data))
+        kind = expect(dtype, _Dtype).numpy()
+        if len(expect(shape, tuple)) > 32 or any(not 0 <= expect(n, int) < 2**31 for n in shape):
+            raise NotPlainError("it is damaged (the shape of an array)")
+        if len(data) != math.prod(shape) * kind.itemsize:
+            raise NotPlainError(f"it is damaged ({len(data)} bytes for an array of shape {shape} and type {kind})")
+        return np.frombuffer(bytes(data), dtype=kind).reshape(shape, order=order)
 
-def _array(data: Any, dtype: Any, shape: Any, order: str) -> npt.NDArray[Any]:
-    if isinstance(data, str):  # Python 2 wrote bytes as str
-        data = data.encode("latin1")
-    if not isinstance(data, (bytes, bytearray)):
-        raise NotPlainError(f"it is damaged (a {type(data).__name__} where the bytes of an array belong)")
-    kind = _expect(dtype, _Dtype).numpy()
-    if len(data) != math.prod(_expect(shape, tuple)) * kind.itemsize:
-        raise NotPlainError(f"it is damaged ({len(data)} bytes for an array of shape {shape} and type {kind})")
-    if kind.itemsize == 0:
-        return np.zeros(shape, dtype=kind)
-    return np.frombuffer(bytes(data), dtype=kind).reshape(shape, order="F" if order == "F" else "C")
-
-
-def _finish(value: Any, done: dict[int, tuple[Any, Any]]) -> Any:
-    """`value` with the arrays in place. Each container once: many may share it, and a list or dict may hold itself."""
-    if isinstance(value, _Array):
-        if value.value is None:
-            raise NotPlainError("it is damaged (an array without data)")
-        return value.value
-    if isinstance(value, (_Name, _Dtype)):
-        raise NotPlainError(f"it holds {value}, which is not plain data")
-    if id(value) in done:
-        return done[id(value)][1]
-    if isinstance(value, (list, dict)):
-        done[id(value)] = (value, value)
-    if isinstance(value, list):
-        value[:] = [_finish(item, done) for item in value]
-    elif isinstance(value, dict):
-        items = [(_finish(key, done), _finish(item, done)) for key, item in value.items()]
-        value.clear()
-        value.update(items)
-    elif isinstance(value, tuple):
-        finished = tuple(_finish(item, done) for item in value)
-        done[id(value)] = (value, finished)  # the first of the pair keeps the id from being given to another object
-        return finished
-    return value
+    def leaf(self, value: Any) -> tuple[Any, int]:
+        """See `PickleReader.leaf`."""
+        if isinstance(value, _Array):
+            value = value.value
+            if value is None:
+                raise NotPlainError("it is damaged (an array without data)")
+        if isinstance(value, np.ndarray):
+            # each number may become a Python object; along an axis there may be many rows of nothing
+            return value, value.nbytes + 8 * math.prod(max(1, n) for n in value.shape)
+        return super().leaf(value)

@@ -23,7 +23,9 @@ def order_of_whole(x: Tensor) -> Tensor:
 
     Floats cannot stand for them: float64 makes one number of 2^53 and 2^53 + 1.
     """
-    if x.dtype not in (torch.int32, torch.int64):  # of few bits, or none that torch can sort
+    if x.dtype == torch.uint64:  # torch cannot sort these: the same order, as int64
+        x = x.view(torch.int64) ^ torch.iinfo(torch.int64).min
+    if x.dtype not in (torch.int32, torch.int64):  # of so few bits that floats hold them
         return x
     y, order = torch.sort(x)
     steps = pad((y[..., 1:] != y[..., :-1]).cumsum(-1), (1, 0))

@@ -8,6 +8,8 @@ The file's metadata has one entry, ``sodeep``, a JSON object:
 * ``training``: what the training run says of itself (seed, steps, lengths, score range, errors, ...).
 * ``library_version``: the version of sodeep that wrote it.
 * ``sha256``: of the tensors' bytes, all that follows the file's header.
+* ``checksum``: SHA-256 of the file's header, itself read as zeros: names, shapes and dtypes of the tensors, and all of
+  the above. Files of before it existed lack it, and are read without.
 
 Nothing is ever unpickled, and the size of what a file makes us allocate is bounded by the size of the file.
 A checkpoint of the 2019 training script is a pickle: `import_sodeep2019` reads it without running code from it.
@@ -15,35 +17,44 @@ A checkpoint of the 2019 training script is a pickle: `import_sodeep2019` reads 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import difflib
 import functools
-import hashlib
+import glob
 import inspect
 import json
 import os
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor
 
 import sodeep
 from sodeep._checks import describe, plain, user_path
+from sodeep._pickle_stream import NotPlainError
+from sodeep._sealed import (
+    MOST_HEADER,
+    DamagedError,
+    check_header,
+    check_tensors,
+    header_end,
+    parse_header,
+    recognise,
+    seal,
+)
+from sodeep._torch_file import read_torch_file
 from sodeep.sorters import SORTERS, Sorter, build_sorter
 
 FORMAT_VERSION = 1
 METADATA_KEY = "sodeep"
 STORED_DTYPES = (torch.float16, torch.float32, torch.float64)
 
-_MAX_HEADER = 10**8  # bytes: safetensors' own limit
+_MOST_FAULTS = 8  # that a message lists
 _HEADER_FIELDS = {
     "format_version": int,
     "sorter": str,
@@ -142,7 +153,6 @@ def save_sorter(
         tensors[key] = stored
     header = {
         "format_version": FORMAT_VERSION,
-        "sha256": _checksum(safetensors.torch.save(tensors)),
         "sorter": sorter.name,
         "config": sorter.config,
         "n_parameters": sum(weight.numel() for weight in weights.values()),
@@ -150,13 +160,13 @@ def save_sorter(
         "library_version": sodeep.__version__,
     }
     try:
-        text = json.dumps(header, sort_keys=True, allow_nan=False, default=plain)
+        json.dumps(header, allow_nan=False, default=plain)
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"`training` must hold plain JSON values (text, finite numbers, lists, dicts), got {describe(training)}: "
             f"{error}."
         ) from None
-    return write_atomic(path, safetensors.torch.save(tensors, metadata={METADATA_KEY: text}))
+    return write_atomic(path, seal(tensors, METADATA_KEY, header))
 
 
 def load_sorter(name_or_path: str | os.PathLike[str]) -> Sorter:
@@ -178,6 +188,7 @@ def load_sorter(name_or_path: str | os.PathLike[str]) -> Sorter:
         header, tensors = _read(path, *_stamp(path))
         sorter = _restore(path, header, tensors)
     sorter.trained = json.loads(json.dumps(header["training"]))
+    sorter.source = os.fspath(name_or_path)
     return sorter.freeze()
 
 
@@ -204,8 +215,7 @@ def read_header(name_or_path: str | os.PathLike[str]) -> SorterCard:
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(8)
-        length = int.from_bytes(start, "little")
-        data = start + file.read(length if length <= _MAX_HEADER else 512)
+        data = start + file.read(header_end(start) - 8 if header_end(start) <= MOST_HEADER else 512)
     header = _parse_header(path, data, size)
     return SorterCard(
         name=path.stem,
@@ -224,7 +234,8 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> Path:
     """Write `data` to `path` so that at any moment the file there is the old one or the new one, whole.
 
     It is written under a temporary name in the same folder, forced to the disk and renamed; its permissions are those
-    of any new file. If that fails, the temporary file is removed and `path` is as before.
+    of any new file. If that fails, the temporary file is removed and `path` is as before. What killed writers of the
+    same file left is removed too.
     """
     path = user_path(path)
     target = Path(os.path.realpath(path))  # through a symbolic link, not over it
@@ -234,24 +245,59 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> Path:
         raise ValueError(f"`path` must be a file, got {path}, which is a folder. Add a name: {path}/my.safetensors.")
     if target.exists() and not target.is_file():  # renaming over /dev/null, say, would be the end of it
         raise ValueError(f"`path` must be a regular file, got {path}, a device or a pipe. Choose another name.")
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    sweep_temporaries(target)
+    temporary, file = _new_temporary(target)
     try:
-        with temporary.open("xb") as file:
+        with file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, target)
+            if os.name == "posix":  # while it is locked; elsewhere an open file cannot be renamed
+                os.replace(temporary, target)
+        if os.name != "posix":
+            os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
     return path
+
+
+def sweep_temporaries(path: str | os.PathLike[str]) -> None:
+    """Remove the temporary files that killed writers of `path` left. Those of live writers are locked, and stay."""
+    target = Path(os.path.realpath(path))
+    for leftover in target.parent.glob(f".{glob.escape(target.name)}.{'[0-9a-f]' * 8}.tmp"):
+        with contextlib.suppress(OSError), leftover.open("r+b") as file:
+            if _lock(file, wait=False):
+                leftover.unlink()
+
+
+def _new_temporary(target: Path) -> tuple[Path, BinaryIO]:
+    """A new file beside `target`, locked as long as it is open."""
+    while True:
+        path = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+        file = path.open("xb")
+        if not _lock(file, wait=True) or os.fstat(file.fileno()).st_nlink:
+            return path, file
+        file.close()  # swept away by another process before it was locked
+
+
+def _lock(file: BinaryIO, wait: bool) -> bool:
+    """Lock an open file until it is closed; False if another process has it, or where files cannot be locked."""
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except (ModuleNotFoundError, OSError):  # Windows; a file system without locks
+        return False
+    return True
 
 
 def import_sodeep2019(path: str | os.PathLike[str]) -> Sorter:
     """A sorter from a checkpoint of the 2019 training script (``best_*.pth.tar``), without running code from it.
 
     Such a file is a pickle of a dict: the weights as ``state_dict``, the command line as an `argparse.Namespace` under
-    ``args_dict``. PyTorch's weights-only reader is allowed that one class beside tensors and plain values; a file that
-    asks for any other is refused. Its weights may lie on a GPU and carry the ``module.`` prefix of `DataParallel`.
+    ``args_dict``. It is not unpickled: a reader of such files reads it, and refuses one that holds anything but dense
+    tensors, plain values and that one class. Its weights may lie on a GPU and carry the ``module.`` prefix of
+    `DataParallel`.
 
     Returns:
         The same network, frozen, on the CPU. Its ranks are n times the outputs of the original, which sees raw scores:
@@ -265,16 +311,14 @@ def import_sodeep2019(path: str | os.PathLike[str]) -> Sorter:
     if not path.is_file():
         raise FileNotFoundError(f"`path` must be a 2019 checkpoint, got {path}, not a file.")
     try:
-        with _namespace_allowed():
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
-        raise
-    except Exception as error:  # whatever damaged bytes lead the reader to
-        asked = re.search(r"GLOBAL (\S+)", str(error))
-        found = f"it asks to run {asked[1]}, which is refused" if asked else _recognise(path) or "it is damaged"
+        checkpoint = read_torch_file(path)
+    except NotPlainError as error:
+        with path.open("rb") as file:
+            known = recognise(file.read(512))
         raise ValueError(
-            f"{path} is not a 2019 checkpoint: {found}. It should be a torch.save file of a dict with the weights, "
-            "plain values and the argparse.Namespace of the command line, nothing else."
+            f"{path} is not a 2019 checkpoint: {known or error}. It should be a torch.save file of a dict "
+            "with the weights, plain values and the argparse.Namespace of the command line, nothing else. "
+            "If it was copied, copy it again."
         ) from None
     if not isinstance(checkpoint, dict) or not {"args_dict", "state_dict"} <= checkpoint.keys():
         keys = f" with {sorted(map(str, checkpoint))[:8]}" if isinstance(checkpoint, dict) else ""
@@ -284,7 +328,6 @@ def import_sodeep2019(path: str | os.PathLike[str]) -> Sorter:
             "Use the file that the training script wrote, not the bare weights."
         )
     args, weights = checkpoint["args_dict"], checkpoint["state_dict"]
-    args = vars(args) if isinstance(args, argparse.Namespace) else args
     if not isinstance(args, dict) or not isinstance(weights, dict):
         raise ValueError(f"{path} is not a 2019 checkpoint: its 'args_dict' or 'state_dict' is of another type.")
     model = args.get("model_type")
@@ -334,14 +377,6 @@ def _rename_2019(key: str) -> str:
     return re.sub(r"^lin([1-3])\.", lambda match: f"layers.{2 * int(match[1]) - 2}.", key)
 
 
-def _namespace_allowed() -> contextlib.AbstractContextManager[Any]:
-    """Lets PyTorch's weights-only reader build an `argparse.Namespace`: an object with attributes, no behaviour."""
-    if hasattr(torch.serialization, "safe_globals"):
-        return torch.serialization.safe_globals([argparse.Namespace])
-    torch.serialization.add_safe_globals([argparse.Namespace])  # torch 2.4 has no context
-    return contextlib.nullcontext()
-
-
 def _shipped() -> dict[str, Path]:
     """Shipped sorters by name: in the package once installed, beside it in a checkout."""
     package = Path(__file__).resolve().parent
@@ -383,78 +418,37 @@ def _read(path: Path, *stamp: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Header and tensors of a file, kept while its `_stamp` is the same. Read whole, so that both are of one file."""
     data = path.read_bytes()
     header = _parse_header(path, data, len(data))
-    if _checksum(data) != header["sha256"]:
-        raise _not_a_sorter(path, "its tensors are damaged (the checksum differs)")
     try:
-        return header, safetensors.torch.load(data)
-    except safetensors.SafetensorError as error:
-        raise _not_a_sorter(path, f"its tensors are damaged ({error})") from None
-
-
-def _checksum(data: bytes) -> str:
-    """SHA-256 of the tensors' bytes in a safetensors file."""
-    return hashlib.sha256(memoryview(data)[8 + int.from_bytes(data[:8], "little") :]).hexdigest()
+        return header, check_tensors(data, header)
+    except DamagedError as error:
+        raise _not_a_sorter(path, str(error)) from None
 
 
 def _not_a_sorter(path: Path, found: str, remedy: str = "Get the file again, or train one.") -> ValueError:
     return ValueError(f"{path} is not a sorter file: {found}. {remedy}")
 
 
-def _recognise(path: Path) -> str | None:
-    """What a file that is not the expected one looks like from its first bytes."""
-    with path.open("rb") as file:
-        start = file.read(512)
-    text = start.lstrip().lower()
-    if not start:
-        return "it is empty"
-    if text.startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):
-        return "it is a web page, saved by a download that failed"
-    if start.startswith(b"version https://git-lfs"):
-        return "it is a Git LFS pointer, not the file itself (git lfs pull fetches it)"
-    return None
-
-
 def _parse_header(path: Path, data: bytes, size: int) -> dict[str, Any]:
     """Our JSON object from the first bytes of a file of `size` bytes, checked."""
-    known = _recognise(path)
-    if known:
-        raise _not_a_sorter(path, known)
-    if data.startswith((b"PK\x03\x04", b"\x80")) and data[8:9] != b"{":
-        raise _not_a_sorter(
-            path,
-            "it is a pickled PyTorch checkpoint, which is never unpickled here",
-            "If the 2019 training script wrote it: sodeep import-sorter, or import_sodeep2019(path).",
-        )
-    length = int.from_bytes(data[:8], "little")
-    if data[8:9] != b"{":
-        raise _not_a_sorter(path, "it is no safetensors file")
-    if length > _MAX_HEADER or 8 + length > size:
-        raise _not_a_sorter(path, f"it is truncated or damaged ({size} bytes)")
     try:
-        layout = json.loads(data[8 : 8 + length])
-        header: Any = json.loads(layout["__metadata__"][METADATA_KEY])
-        ends = [int(entry["data_offsets"][1]) for key, entry in layout.items() if key != "__metadata__"]
-        end = max(ends, default=0)
-    except KeyError:
-        raise _not_a_sorter(path, "it is a safetensors file without a sodeep header, so of another program") from None
-    except (ValueError, TypeError, AttributeError, IndexError, OverflowError, RecursionError):
-        raise _not_a_sorter(path, "its header is damaged") from None
-    if 8 + length + end != size:
-        raise _not_a_sorter(path, f"it is truncated or damaged ({size} bytes, its header asks for {8 + length + end})")
-    version = header.get("format_version") if isinstance(header, dict) else None
-    if isinstance(version, int) and version > FORMAT_VERSION:
-        raise _not_a_sorter(
-            path,
-            f"its format version is {version}, and this sodeep ({sodeep.__version__}) reads up to {FORMAT_VERSION}",
-            "Update sodeep.",
-        )
-    for field, kind in _HEADER_FIELDS.items():
-        if not isinstance(header, dict) or not isinstance(header.get(field), kind):
-            raise _not_a_sorter(path, f"its header has no valid '{field}'")
+        header = parse_header(data, size, METADATA_KEY)
+        version = header.get("format_version")
+        if isinstance(version, int) and version > FORMAT_VERSION:
+            raise _not_a_sorter(
+                path,
+                f"its format version is {version}, and this sodeep ({sodeep.__version__}) reads up to {FORMAT_VERSION}",
+                "Update sodeep.",
+            )
+        check_header(data, header, _HEADER_FIELDS)
+    except DamagedError as error:
+        if error.pickled:
+            remedy = "If the 2019 training script wrote it: sodeep import-sorter, or import_sodeep2019(path)."
+            raise _not_a_sorter(path, str(error), remedy) from None
+        raise _not_a_sorter(path, str(error)) from None
     for field in ("lengths", "scores"):
         if not _is_range(header["training"].get(field, [0, 0])):
             raise _not_a_sorter(path, f"its header has no valid 'training' (its '{field}' is not two numbers)")
-    return dict(header)
+    return header
 
 
 def _is_range(value: object) -> bool:
@@ -476,36 +470,37 @@ def _restore(path: Path, header: Mapping[str, Any], tensors: Mapping[str, Tensor
     except (ValueError, TypeError, RuntimeError, OverflowError, MemoryError) as error:
         reason = str(error).removesuffix(".")
         raise _not_a_sorter(path, f"its config does not build a {header['sorter']} sorter: {reason}") from None
-    expected = {key: tuple(tensor.shape) for key, tensor in sorter.state_dict().items()}
-    found = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
-    faults = [f"{key} is missing" for key in expected if key not in found]
-    faults += [f"{key} is unexpected" for key in found if key not in expected]
-    faults += [
-        f"{key} has shape {found[key]} instead of {shape}"
-        for key, shape in expected.items()
-        if found.get(key, shape) != shape
-    ]
-    faults = faults or [f"{key} {fault}" for key in expected if (fault := _tensor_fault(tensors[key]))]
+    own = sorter.state_dict()
+    faults = misfits(own, tensors)
+    faults = faults or [f"{key} {fault}" for key in own if (fault := _tensor_fault(tensors[key], own[key]))]
     if faults:
-        raise _not_a_sorter(path, f"its tensors are not those of this {header['sorter']} sorter: {'; '.join(faults)}")
+        raise _not_a_sorter(path, f"its tensors are not those of this {header['sorter']} sorter: {listed(faults)}")
     wide = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors.values()) else torch.float32
     own = {key: tensor.to(wide if tensor.is_floating_point() else None, copy=True) for key, tensor in tensors.items()}
     sorter.load_state_dict(own, assign=True)
     return sorter
 
 
-def _tensor_fault(tensor: Tensor) -> str | None:
-    """What keeps a tensor of the right shape from being a weight or a buffer of a sorter."""
-    if tensor.layout != torch.strided or tensor.is_quantized:
-        return "is sparse or quantised"
-    if tensor.untyped_storage().nbytes() < tensor.numel() * tensor.itemsize:
-        return "is larger than what the file holds of it"  # few numbers, repeated: a copy could fill the memory
-    if tensor.is_floating_point():
-        bad = int((~tensor.float().isfinite()).sum())
-        return f"has {bad} NaN or infinite of {tensor.numel()} values" if bad else None
-    # the one that is not a weight: BatchNorm counts its batches in it
-    return (
-        None
-        if tensor.dtype == torch.int64 and tensor.ndim == 0
-        else f"has dtype {str(tensor.dtype).removeprefix('torch.')}"
-    )
+def misfits(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
+    """What keeps tensors from being those expected, by name and shape."""
+    faults = [f"{key} is missing" for key in expected if key not in found]
+    faults += [f"{key} is unexpected" for key in found if key not in expected]
+    return faults + [
+        f"{key} has shape {tuple(found[key].shape)} instead of {tuple(tensor.shape)}"
+        for key, tensor in expected.items()
+        if key in found and found[key].shape != tensor.shape
+    ]
+
+
+def listed(faults: Sequence[str]) -> str:
+    """The first few, for a message."""
+    more = len(faults) - _MOST_FAULTS
+    return "; ".join(faults[:_MOST_FAULTS]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _tensor_fault(tensor: Tensor, expected: Tensor) -> str | None:
+    """What keeps a tensor of the right shape from being the weight or buffer `expected` of a sorter."""
+    if tensor.dtype not in (STORED_DTYPES if expected.is_floating_point() else (expected.dtype,)):
+        return f"has dtype {str(tensor.dtype).removeprefix('torch.')}"
+    bad = int((~tensor.isfinite()).sum())
+    return f"has {bad} NaN or infinite of {tensor.numel()} values" if bad else None

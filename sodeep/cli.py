@@ -18,6 +18,7 @@ import click
 
 import sodeep
 from sodeep._compare_cli import compare
+from sodeep._extras import MissingPackageError, needed
 from sodeep._names import DISTRIBUTIONS, SORTERS, VALUE_LOSSES
 from sodeep._options import UserPath
 from sodeep._progress import Progress, in_words
@@ -35,7 +36,7 @@ class _Group(click.Group):
             kept = f" Its state is in {stop.checkpoint}: go on with --resume." if stop.checkpoint else ""
             click.echo(f"Stopped after step {stop.step}.{kept}", err=True)
             sys.exit(128 + stop.signum)
-        except (ValueError, TypeError, OSError, FloatingPointError) as error:
+        except (ValueError, TypeError, OSError, FloatingPointError, MissingPackageError) as error:
             raise click.ClickException(_message(error)) from error
         except (MemoryError, RuntimeError) as error:
             if not _is_too_large(error):
@@ -321,10 +322,8 @@ def _check_outputs(json_path: str | None, picture: Path | None) -> None:
         if path is not None:
             check_writable(path, option)
     if picture is not None:
-        try:
+        with needed("matplotlib", "--picture"):
             from matplotlib.figure import Figure
-        except ModuleNotFoundError:
-            raise click.UsageError("--picture needs matplotlib: pip install sodeep[plot]") from None
         formats = Figure().canvas.get_supported_filetypes()
         if picture.suffix.removeprefix(".").lower() not in formats:
             raise click.BadParameter(f"{picture} must end in one of .{', .'.join(formats)}.", param_hint="--picture")

@@ -11,7 +11,10 @@ A `Run` is one training, or the test of the best of them. Runs are kept in a fol
 * ``runs.jsonl``: one run a line (`Run.to_json`), appended when it is done. A line that was cut off is not read.
 * ``details/*.npz``: arrays for pictures of the tested runs; `Run.details` names the file, relative to the folder.
 
-Started again on the same folder, a comparison goes on with what is missing.
+Started again on the same folder, a comparison goes on with what is missing: what was not begun, what failed for reasons
+outside its loss, and what was in damaged lines of ``runs.jsonl`` (these go to ``damaged.jsonl``). If the grid of a loss
+has changed, its new settings are trained, and the best is tested if it is one of them. One process at a time writes to
+a folder.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as folder:
@@ -25,6 +28,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import json
 import math
 import multiprocessing
@@ -34,12 +38,13 @@ import signal
 import statistics
 import threading
 import time
+import warnings
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
@@ -55,10 +60,11 @@ from torch.utils._pytree import tree_leaves
 
 import sodeep
 from sodeep._checks import check_at_least, check_choice, check_computes, describe, user_path
+from sodeep._files import sole_writer, sweep
 from sodeep.checkpoint import write_atomic
 from sodeep.tasks import TASKS, Task
 from sodeep.tasks.base import BATCH_SIZE
-from sodeep.tasks.contenders import Contender, contender, default_losses
+from sodeep.tasks.contenders import FORMS, Contender, contender, default_losses
 
 VALIDATIONS = 10
 """How often in a training the validation split is looked at, for the learning curves; only the last one selects."""
@@ -86,7 +92,8 @@ class Run:
         device: where it ran.
         details: file of arrays for pictures, relative to the folder of the comparison; None if there is none.
         failure: of a failed run, {"step": int, "reason": str, "values": {name: value}}: what was not finite ("loss" or
-            "gradient norm"), or which error was raised.
+            "gradient norm"), or which error was raised. With "again": True, what failed was not the loss, but memory,
+            a file or the test: the next start of the comparison repeats it.
     """
 
     task: str
@@ -110,17 +117,37 @@ class Run:
         return json.dumps(_plain(asdict(self)), allow_nan=False)
 
     @classmethod
-    def from_json(cls, line: str) -> Run:
-        """The run of a line that `to_json` wrote."""
-        values: dict[str, Any] = json.loads(line)
-        values["metrics"] = {name: float(value) for name, value in values["metrics"].items()}
+    def from_json(cls, line: str | bytes) -> Run:
+        """The run of a line that `to_json` wrote, in this version or another: unknown fields are left out.
+
+        Raises:
+            ValueError, KeyError, TypeError, AttributeError: `line` is none.
+        """
+        given = json.loads(line)
+        values = {known.name: given[known.name] for known in fields(cls) if known.name in given}
+        values["metrics"] = {name: float(value) for name, value in (given.get("metrics") or {}).items()}
         values["curves"] = {
-            name: [(step, float(value)) for step, value in curve] for name, curve in values["curves"].items()
+            name: [(step, float(value)) for step, value in curve] for name, curve in (given.get("curves") or {}).items()
         }
-        if values["failure"] is not None:
-            numbers = {name: float(value) for name, value in values["failure"]["values"].items()}
-            values["failure"] = {**values["failure"], "values": numbers}
-        return cls(**values)
+        if (failure := given.get("failure")) is not None:
+            numbers = {name: float(value) for name, value in failure.get("values", {}).items()}
+            values["failure"] = {**failure, "values": numbers}
+        run = cls(**values)
+        wrong = [name for name, kind in _FIELDS.items() if not isinstance(getattr(run, name), kind)]
+        known = run.task in TASKS and run.stage in ("tuning", "test") and run.status in ("ok", "failed")
+        if wrong or not known or any(map(math.isinf, run.metrics.values())):
+            raise ValueError(f"`line` must be a run as to_json writes it, got {describe(line)}.")
+        return run
+
+
+_FIELDS: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("task", "data", "loss", "stage", "status", "device"), str),
+    **dict.fromkeys(("seed", "steps"), int),
+    "settings": dict,
+    "seconds_per_step": (int, float, type(None)),
+    "peak_memory": (int, type(None)),
+    "details": (str, type(None)),
+}
 
 
 def _plain(value: Any) -> Any:
@@ -141,11 +168,19 @@ def read_runs(folder: str | os.PathLike[str]) -> list[Run]:
     if not path.is_file():
         raise FileNotFoundError(f"`folder` must hold the runs.jsonl of a comparison, got {folder} without one.")
     runs: dict[Any, Run] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        with contextlib.suppress(json.JSONDecodeError, KeyError, TypeError):
-            run = Run.from_json(line)
-            runs[_key_of(run)] = run  # a training that was lost before its test, and repeated, counts once
+    for line in path.read_bytes().split(b"\n"):
+        run = _parsed(line)
+        if run is not None:
+            runs[_key_of(run)] = run  # one that was repeated counts once
     return list(runs.values())
+
+
+def _parsed(line: bytes) -> Run | None:
+    """The run of a line; None: it is damaged."""
+    try:
+        return Run.from_json(line.decode())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
 
 
 # ---- one training ----------------------------------------------------------------------------------------------------
@@ -174,6 +209,8 @@ class _Job:
     device: str
     options: dict[str, Any]
     """Of `Task.load`."""
+    checksum: int | None
+    """Of the data at the start of the comparison; None: a set of the task's own, another one for each seed."""
 
     @property
     def weights(self) -> Path:
@@ -194,9 +231,21 @@ def _task(name: str, data: str | None, seed: int, device: str, **options: Any) -
     return task
 
 
+def _task_of(job: _Job) -> Task:
+    """The task of a job, on the data that the comparison began with."""
+    task = _task(job.task, job.data, job.seed, job.device, **job.options)
+    if job.checksum not in (None, task.checksum):
+        _task.cache_clear()
+        raise ValueError(
+            f"`data` {job.data} must stay the same while losses are compared, got other data than at the start. "
+            "Put back what was there and start again, or take another folder for the new data."
+        )
+    return task
+
+
 def _train(job: _Job) -> Run:
     """Train with one setting, keep the weights, and judge on the validation split."""
-    task = _task(job.task, job.data, job.seed, job.device, **job.options)
+    task = _task_of(job)
     run = Run(
         job.task, task.data_name, job.loss, job.seed, job.settings, "tuning", "ok", device=_device_name(job.device)
     )
@@ -211,6 +260,8 @@ def _train(job: _Job) -> Run:
             return replace(run, status="failed", failure=stop.failure, steps=stop.step)
         except Exception as error:  # of a loss, whoever wrote it: it is marked, and the others go on
             failure = {"step": step + 1, "reason": f"{type(error).__name__}: {error}", "values": {}}
+            if _is_outside(error):
+                failure["again"] = True
             return replace(run, status="failed", failure=failure, steps=step)
     state = {name: value.contiguous().cpu() for name, value in training.model.state_dict().items()}
     write_atomic(job.weights, safetensors.torch.save(state))
@@ -222,6 +273,12 @@ def _train(job: _Job) -> Run:
         seconds_per_step=statistics.median(training.seconds) if training.seconds else None,
         peak_memory=training.peak_memory,
     )
+
+
+def _is_outside(error: Exception) -> bool:
+    """Whether an error says more of the machine than of the loss it was raised in: another start may go well."""
+    words = ("not enough memory", "allocate memory", "out of memory", "CUDA error")  # PyTorch has a RuntimeError
+    return isinstance(error, (OSError, MemoryError)) or any(word in str(error) for word in words)
 
 
 class _Training:
@@ -338,11 +395,16 @@ class _LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _test(job: _Job, chosen: Run) -> Run:
     """The weights of the setting chosen, on the test split."""
+    task = _task_of(job)
     try:
-        return _tested(job, chosen)
-    except Exception as error:  # as in training: marked, and the others go on
+        metrics, details = _tested(job, task)
+    except Exception as error:  # as in training: marked, and the others go on; the loss has no part in it
         failure = {"step": chosen.steps, "reason": f"in the test, {type(error).__name__}: {error}", "values": {}}
+        failure["again"] = True
         return replace(chosen, stage="test", status="failed", metrics={}, failure=failure)
+    name = f"details/{_file_name(job.loss, job.seed)}.npz"
+    write_atomic(Path(job.folder) / name, details)
+    return replace(chosen, stage="test", metrics=metrics, details=name)
 
 
 def _failed_test(training: Run) -> Run:
@@ -350,19 +412,19 @@ def _failed_test(training: Run) -> Run:
     return replace(training, stage="test", settings={})
 
 
-def _tested(job: _Job, chosen: Run) -> Run:
-    task = _task(job.task, job.data, job.seed, job.device, **job.options)
+def _tested(job: _Job, task: Task) -> tuple[dict[str, float], bytes]:
+    """Metrics on the test split, and the file of arrays for pictures."""
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         model = task.model()
-    model.load_state_dict(safetensors.torch.load_file(job.weights))
+    try:
+        model.load_state_dict(safetensors.torch.load_file(job.weights))
+    except (safetensors.SafetensorError, RuntimeError):  # damaged: to be trained again
+        job.weights.unlink(missing_ok=True)
+        raise
     found = task.evaluate(model.to(job.device), "test", details=True)
-    name = f"details/{_file_name(job.loss, job.seed)}.npz"
-    path = Path(job.folder) / name
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
-        np.savez_compressed(file, **found.details)  # type: ignore[arg-type]  # of numpy before 2.2
-    temporary.replace(path)
-    return replace(chosen, stage="test", metrics=found.metrics, details=name)
+    file = io.BytesIO()
+    np.savez_compressed(file, **found.details)  # type: ignore[arg-type]  # of numpy before 2.2
+    return found.metrics, file.getvalue()
 
 
 def _device_name(device: str) -> str:
@@ -376,7 +438,8 @@ class ComparisonStopped(RuntimeError):  # noqa: N818  # as KeyboardInterrupt, it
     """A comparison that ended before it was done; what was done is kept.
 
     Attributes:
-        signum: the signal that ended it, SIGINT (Ctrl-C) or SIGTERM; 0: a worker process died.
+        signum: the signal that ended it, SIGINT (Ctrl-C), SIGTERM or SIGHUP; 0: a worker process died, or a file
+            could not be read or written.
     """
 
     def __init__(self, message: str, signum: int = 0) -> None:
@@ -386,9 +449,9 @@ class ComparisonStopped(RuntimeError):  # noqa: N818  # as KeyboardInterrupt, it
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM raise KeyboardInterrupt inside, and are noted: raised in a destructor it would be lost.
+    """Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt inside, and are noted: in a destructor it would be lost.
 
-    Only the main thread may handle signals; elsewhere they are left alone.
+    Only the main thread may handle signals; elsewhere they are left alone, as are those that are ignored (nohup).
     """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -399,7 +462,9 @@ def _interruptible() -> Iterator[list[int]]:
         received.append(signum)
         raise KeyboardInterrupt
 
-    before = {signum: signal.signal(signum, stop) for signum in (signal.SIGINT, signal.SIGTERM)}
+    known = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    heeded = [signum for signum in known if signal.getsignal(signum) != signal.SIG_IGN]
+    before = {signum: signal.signal(signum, stop) for signum in heeded}
     try:
         yield received
     finally:
@@ -418,15 +483,21 @@ def compare(
     batch_size: int = BATCH_SIZE,
     train_share: float = 1.0,
     semantic: str | None = None,
+    text_features: str | None = None,
+    target: str | None = None,
+    text: str | None = None,
+    predictors: Sequence[str] | None = None,
     jobs: int = 1,
     device: str = "auto",
     on_run: Callable[[Run, int, int], None] | None = None,
+    on_start: Callable[[Plan], None] | None = None,
 ) -> list[Run]:
     """Train and test losses on a task, or go on with it.
 
     Args:
         task: name in `sodeep.tasks.TASKS`.
-        losses: names of losses, as `sodeep.tasks.contenders` reads them. None: those of the task.
+        losses: names of losses, as `sodeep.tasks.contenders` reads them. None: those of the task that the data have all
+            for.
         out: folder of the comparison, made if need be. Runs found in it are not repeated; further losses and seeds may
             be added.
         data: path of the data, in a layout that the task reads. None: its small embedded set.
@@ -437,24 +508,39 @@ def compare(
             share is part of a larger one. Fewer steps, as an epoch is shorter.
         semantic: of the cross-modal task, which semantic scores "asp" and the like are trained on: "overlap" of codes,
             or "cider", "bleu" or "rouge-l" of captions. None: the first of these that the data have.
+        text_features: what texts are turned into: "tf-idf", or "wordllama", word vectors of the package of that name
+            (`sodeep.tasks.texts`). None: "tf-idf". The name of the data says which.
+        target: of the memorability task on a csv table, the column of scores. None: "score".
+        text: likewise, the column of texts. None: "text", if there is one.
+        predictors: likewise, the columns of numbers to predict from. None: all the others.
         jobs: processes, of one thread each. 1 stays in this process, with one thread meanwhile. As they are spawned, a
             script that asks for more needs the usual ``if __name__ == "__main__":``.
         device: "auto" (a GPU if there is one), "cpu", "cuda", ...
         on_run: called with each run when it is done, with how many are done by then, and with how many there will be.
+        on_start: called before the first training with a `Plan`: what is to be done, and how long it may take. For it
+            a few steps of each loss are timed, which leaves the results as they are.
 
     Returns:
         All runs of these losses and seeds, those found in the folder included: four of the stage "tuning" for each
         loss and seed, and one of the stage "test". A loss that turns NaN, or raises an error, is marked as failed with
-        the step and the values; the others go on. If all settings of a loss fail, so does its test.
+        the step and the values; the others go on. If all settings of a loss fail, so does its test. What failed for
+        want of memory or for a file, and every test that failed, is repeated when the comparison is started again.
+
+    Warns:
+        UserWarning: lines of runs.jsonl are damaged; they are set aside, and what they held is done again.
 
     Raises:
         ValueError: an unknown task, loss or device, a loss that does not fit the task, data in another layout, a folder
             with another comparison.
         FileNotFoundError: no data there, or no such sorter file.
-        ComparisonStopped: Ctrl-C or SIGTERM, or a worker process died. What was done is kept.
+        FileExistsError: another process is at work in the folder.
+        OSError: the folder cannot be written to.
+        ComparisonStopped: Ctrl-C, SIGTERM or SIGHUP came, a worker process died, or a file could not be read or
+            written (a full disk, say). What was done is kept.
     """
     check_choice(task, TASKS, "task")
     kind = TASKS[task]
+    by_default = losses is None
     losses = list(dict.fromkeys(default_losses(kind) if losses is None else losses))
     if not losses:
         raise ValueError(f"`losses` must name at least one loss, got none. None stands for {', '.join(kind.losses)}.")
@@ -469,36 +555,66 @@ def compare(
     jobs = check_at_least(jobs, 1, "jobs")
     place = _device(device)
     options: dict[str, Any] = {"batch_size": batch_size, "train_share": train_share}
-    if semantic is not None:
-        if "semantic" not in kind.accepts:
+    if isinstance(predictors, str):
+        raise ValueError(f"`predictors` must be a list of names, got {predictors!r}. Put it in brackets.")
+    for name, value in {
+        "semantic": semantic,
+        "text_features": text_features,
+        "target": target,
+        "text": text,
+        "predictors": tuple(predictors) if predictors else None,
+    }.items():
+        if value is not None and name not in kind.options:
             raise ValueError(
-                f"`semantic` must not be given for the {task} task, which has no semantic scores, got {semantic!r}."
+                f"`{name}` must not be given for the {task} task, which has no {_OPTIONS[name]}, got {value!r}."
             )
-        options["semantic"] = semantic
+        if value is not None:
+            options[name] = value
 
     path = None if data is None else str(user_path(data))
+    _task.cache_clear()  # by now the path may hold other data than in a comparison before
     loaded = _task(task, path, seeds[0], place, **options)  # wrong data end here, not in a worker
+    for loss, entry in contenders.items():
+        lacking = next(filter(None, map(loaded.lacks, sorted(entry.forms))), None)
+        if lacking is not None and not by_default:
+            raise ValueError(f"`loss` {loss} needs {lacking}.")
+        if lacking is not None:  # as of a sorter that is not shipped
+            losses.remove(loss)
     folder = user_path(out)
     what = {"task": task, "data": loaded.data_name, "epochs": epochs, "batch_size": batch_size}
     marks = {loss: _sorter_mark(entry, kind) for loss, entry in contenders.items()}
     sorters = {loss: mark for loss, mark in marks.items() if mark is not None}
-    _claim(folder, what, sorters, None if path is None else loaded.checksum)
+    mark = None if path is None else loaded.checksum
     work = {
         (loss, seed): [
-            _Job(task, path, loss, seed, settings, str(folder), epochs, place, options)
+            _Job(task, path, loss, seed, settings, str(folder), epochs, place, options, mark)
             for settings in contenders[loss].grid(kind.rates)
         ]
         for seed in seeds
         for loss in losses
     }
-    return _Comparison(folder, kind.headline, work, on_run).run(jobs)
+    with sole_comparison(folder):
+        _claim(folder, what, losses, sorters, mark)
+        return _Comparison(folder, kind.headline, work, on_run).run(jobs, on_start)
+
+
+_OPTIONS = {
+    "semantic": "semantic scores",
+    "text_features": "texts",
+    "target": "table of columns",
+    "text": "table of columns",
+    "predictors": "table of columns",
+}
+"""Options of some tasks -> what the others lack."""
 
 
 def _check_fits(loss: str, entry: Contender, kind: type[Task]) -> None:
     wrong = entry.forms - {"", *kind.accepts}
     if wrong:
+        calls = " or ".join(FORMS[form] for form in kind.accepts)
         raise ValueError(
             f"`loss` must fit the {kind.name} task, got {loss!r}, a loss of another kind. "
+            f"It is called as {FORMS[min(wrong)]}, this task calls {calls}. "
             f"Those compared by default are {', '.join(kind.losses)}."
         )
 
@@ -525,10 +641,32 @@ def _sorter_mark(entry: Contender, kind: type[Task]) -> int | None:
     return mark if sorters else None
 
 
-def _claim(folder: Path, what: dict[str, Any], sorters: dict[str, int], data: int | None) -> None:
-    """Make the folder, or check that the comparison in it is this one, with the same sorters and data.
+@contextlib.contextmanager
+def sole_comparison(folder: Path) -> Iterator[None]:
+    """Make the folder, and keep it for one comparison; what a killed one left behind is swept."""
+    parts = [folder, folder / "details", folder / "weights"]
+    lock = folder / ".lock"
+    try:
+        for part in parts:
+            part.mkdir(parents=True, exist_ok=True)
+        lock.touch()
+    except OSError as error:
+        raise type(error)(
+            error.errno, f"`out` must be a folder that can be written to: {error.strerror}", str(folder)
+        ) from None
+    refusal = f"`out` {folder} is being written by another comparison. Wait for it to end, or choose another folder."
+    with sole_writer(lock, refusal):
+        for part in parts:
+            sweep(part)
+        yield
 
-    `sorters` and `data` are checksums; those that an older comparison lacks are added.
+
+def _claim(
+    folder: Path, what: dict[str, Any], losses: Sequence[str], sorters: dict[str, int], data: int | None
+) -> None:
+    """Say what the comparison in the folder is, or check that it is this one, with the same sorters and data.
+
+    `sorters` and `data` are checksums; those that an older comparison lacks are added, as are further losses.
     """
 
     def refuse(got: str) -> ValueError:
@@ -552,8 +690,7 @@ def _claim(folder: Path, what: dict[str, Any], sorters: dict[str, int], data: in
     for loss, mark in sorters.items():
         if known.setdefault(loss, mark) != mark:
             raise refuse(f"runs of {loss} with another sorter under that name")
-    for part in ("details", "weights"):
-        (folder / part).mkdir(parents=True, exist_ok=True)
+    found["losses"] = list(dict.fromkeys([*found.get("losses", []), *losses]))  # the order of the report
     write_atomic(path, json.dumps(found, indent=2).encode())
 
 
@@ -564,6 +701,42 @@ def _key(loss: str, seed: int, settings: Mapping[str, Any] | None) -> tuple[str,
 
 def _key_of(run: Run) -> tuple[str, int, str]:
     return _key(run.loss, run.seed, run.settings if run.stage == "tuning" else None)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a comparison is about to do, and how long that may take.
+
+    Attributes:
+        trainings: loss -> how many are to be done; losses with nothing to do are left out.
+        tests: loss -> how many are to be done.
+        seconds_per_step: loss -> median over a few steps; None: it raised an error, as its runs will tell.
+        seconds_per_training: loss -> estimate, with the validations in it; None as above.
+        seconds_per_test: estimate, the same for every loss.
+        jobs: processes.
+    """
+
+    trainings: dict[str, int]
+    tests: dict[str, int]
+    seconds_per_step: dict[str, float | None]
+    seconds_per_training: dict[str, float | None]
+    seconds_per_test: float
+    jobs: int
+
+    def seconds_of(self, loss: str, stage: str) -> float:
+        """Estimate for a run of a loss, a "tuning" or a "test"."""
+        return self.seconds_per_test if stage == "test" else self.seconds_per_training.get(loss) or 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Estimate for all of it."""
+        runs = [(loss, "tuning", n) for loss, n in self.trainings.items()]
+        runs += [(loss, "test", n) for loss, n in self.tests.items()]
+        return sum(n * self.seconds_of(loss, stage) for loss, stage, n in runs) / self.jobs
+
+
+TIMED_STEPS = 5
+"""Of each loss, for a `Plan`; the first one, which allocates what stays, is not counted."""
 
 
 class _Comparison:
@@ -580,73 +753,186 @@ class _Comparison:
         self.headline = headline
         self.work = work
         self.on_run = on_run
+        self._set_damaged_aside()
         found = read_runs(folder) if self.path.exists() else []
-        self.done = {_key_of(run): run for run in found}
+        self.done = {_key_of(run): run for run in found if self._counts(run)}
         self.wanted = [
             _key(loss, seed, settings)
             for (loss, seed), trainings in work.items()
             for settings in (*(job.settings for job in trainings), None)
         ]
-        if self.path.exists() and not self.path.read_bytes().endswith(b"\n"):
-            with self.path.open("ab") as file:  # ends a line that was cut off
-                file.write(b"\n")
+        for loss, seed in work:
+            self._remove_spent_weights(loss, seed)  # of a process that was killed after the test
 
-    def run(self, jobs: int) -> list[Run]:
+    def _set_damaged_aside(self) -> None:
+        """Leave whole lines only, so that what is appended stands in a line of its own."""
+        if not self.path.exists():
+            return
+        content = self.path.read_bytes()
+        *lines, cut = content.split(b"\n")  # cut: a line that was cut off as it was written; or empty
+        damaged = [line for line in lines if _parsed(line) is None and line.strip()]
+        whole = [line for line in [*lines, cut] if _parsed(line) is not None]
+        if damaged:
+            aside = self.path.with_name("damaged.jsonl")
+            before = aside.read_bytes() if aside.exists() else b""
+            write_atomic(aside, before + b"".join(line + b"\n" for line in damaged))
+            counted = "1 line is" if len(damaged) == 1 else f"{len(damaged)} lines are"
+            warnings.warn(
+                f"{counted} damaged in {self.path}: set aside in {aside.name}, and what is missing is done again.",
+                stacklevel=4,
+            )
+        tidy = b"".join(line + b"\n" for line in whole)
+        if tidy != content:
+            write_atomic(self.path, tidy)
+
+    def _counts(self, run: Run) -> bool:
+        """Whether a run that was found need not be done again."""
+        if run.status == "ok":
+            return self.headline in run.metrics
+        in_test = run.stage == "test" and bool(run.settings)  # older versions do not say "again"
+        return not (in_test or (run.failure or {}).get("again"))
+
+    def run(self, jobs: int, on_start: Callable[[Plan], None] | None = None) -> list[Run]:
         """Do what is missing."""
-        queue: deque[_Call] = deque()
-        for (loss, seed), trainings in self.work.items():
-            if _key(loss, seed, None) in self.done:
-                continue
-            missing = [job for job in trainings if not self._trained(job)]
-            queue.extend((_train, job) for job in missing)
-            if not missing:
-                queue.append(self._test_call(loss, seed))
         received: list[int] = []
         try:
-            with _interruptible() as received, contextlib.closing(_results(queue, jobs)) as results:
-                for run in results:
-                    self._keep(run)
-                    if received:
-                        raise KeyboardInterrupt
-                    trainings = self.work[run.loss, run.seed]
-                    if run.stage == "tuning" and all(self._trained(job) for job in trainings):
-                        queue.appendleft(self._test_call(run.loss, run.seed))
+            with _interruptible() as received:
+                if on_start is not None:
+                    on_start(self._plan(jobs))
+                with contextlib.closing(self._finished(jobs)) as finished:
+                    for run in finished:
+                        if self.on_run is not None:
+                            self.on_run(run, sum(key in self.done for key in self.wanted), len(self.wanted))
+                        if received:
+                            raise KeyboardInterrupt
         except KeyboardInterrupt:
             raise ComparisonStopped(self._kept("Stopped"), next(iter(received), signal.SIGINT)) from None
         except BrokenProcessPool:
             reason = "A worker process died, perhaps for want of memory (try fewer jobs)"
+            if received:  # the signal was for all processes
+                raise ComparisonStopped(self._kept("Stopped"), received[0]) from None
             raise ComparisonStopped(self._kept(reason)) from None
         return [self.done[key] for key in self.wanted]
 
-    def _trained(self, job: _Job) -> bool:
-        run = self.done.get(_key(job.loss, job.seed, job.settings))
-        return run is not None and (run.status == "failed" or job.weights.exists())
+    def _finished(self, jobs: int) -> Generator[Run, None, None]:
+        """Runs as they are done, kept already."""
+        queue = deque(call for loss, seed in self.work for call in self._calls(loss, seed))
+        try:
+            with contextlib.closing(_results(queue, jobs)) as results:
+                for run in results:
+                    self._keep(run)
+                    trainings = self.work[run.loss, run.seed]
+                    if all(_key(job.loss, job.seed, job.settings) in self.done for job in trainings):
+                        queue.extendleft(self._calls(run.loss, run.seed))
+                    yield run
+        except OSError as error:  # of a file of ours, or of the data
+            told = f"{error.strerror}: {error.filename or self.path.parent}" if error.strerror else str(error)
+            raise ComparisonStopped(self._kept(f"Stopped: {told.removesuffix('.')}")) from error
 
-    def _test_call(self, loss: str, seed: int) -> _Call:
-        """The test of the setting that is best on the validation split; the first of equals."""
-        trainings = {job: self.done[_key(loss, seed, job.settings)] for job in self.work[loss, seed]}
-        ok = {job: run for job, run in trainings.items() if run.status == "ok"}
+    def _calls(self, loss: str, seed: int) -> list[_Call]:
+        """What can be done for a loss and seed now: its trainings, then the test of the best, then nothing."""
+        trainings = {job: self.done.get(_key(loss, seed, job.settings)) for job in self.work[loss, seed]}
+        missing = [job for job, run in trainings.items() if run is None]
+        if missing:
+            return [(_train, job) for job in missing]
+        test = self.done.get(_key(loss, seed, None))
+        ok = {job: run for job, run in trainings.items() if run is not None and run.status == "ok"}
         if not ok:
-            return _failed_test, next(iter(trainings.values()))
-        best = max(ok, key=lambda job: ok[job].metrics[self.headline])
-        return _test, best, ok[best]
+            return [] if test is not None and not test.settings else [(_failed_test, next(iter(trainings.values())))]
+        best = max(ok, key=lambda job: _or_lowest(ok[job].metrics[self.headline]))  # the first of equals
+        if test is not None and test.settings == best.settings:
+            return []
+        return [(_test, best, ok[best])] if best.weights.exists() else [(_train, best)]
 
     def _keep(self, run: Run) -> None:
-        """Append the run; after a test, the weights are no longer needed."""
-        self.done[_key_of(run)] = run
+        """Append the run."""
         with self.path.open("ab") as file:
             file.write(run.to_json().encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
-        if run.stage == "test":
-            for job in self.work[run.loss, run.seed]:
+        self.done[_key_of(run)] = run
+        self._remove_spent_weights(run.loss, run.seed)
+
+    def _remove_spent_weights(self, loss: str, seed: int) -> None:
+        """Those of a loss and seed with nothing left to do; a test that failed will need them again."""
+        test = self.done.get(_key(loss, seed, None))
+        if test is not None and self._counts(test) and not self._calls(loss, seed):
+            for job in self.work[loss, seed]:
                 job.weights.unlink(missing_ok=True)
-        if self.on_run is not None:
-            self.on_run(run, sum(key in self.done for key in self.wanted), len(self.wanted))
 
     def _kept(self, reason: str) -> str:
         kept = sum(key in self.done for key in self.wanted)
         return f"{reason}. {kept} of {len(self.wanted)} runs are kept in {self.path.parent}: start again to go on."
+
+    def _plan(self, jobs: int) -> Plan:
+        """What is to be done, with a few steps of each loss timed."""
+        trainings: Counter[str] = Counter()
+        tests: Counter[str] = Counter()
+        first: dict[str, _Job] = {}
+        for loss, seed in self.work:
+            calls = self._calls(loss, seed)
+            jobs_to_do = [job for function, job, *_ in calls if function is _train]
+            if calls:
+                tests[loss] += 1
+                trainings[loss] += len(jobs_to_do)
+                if jobs_to_do:
+                    first.setdefault(loss, jobs_to_do[0])
+        steps: dict[str, float | None] = {}
+        whole: dict[str, float | None] = {}
+        validation = test = 0.0
+        if tests:
+            with _one_thread():
+                validation, test = _times_of_evaluations(next(iter(self.work.values()))[0])
+                for loss, job in first.items():
+                    timed, count = _time_of_steps(job)
+                    steps[loss] = timed
+                    whole[loss] = None if timed is None else count * timed + min(count, VALIDATIONS) * validation
+        return Plan(dict(trainings), dict(tests), steps, whole, test, jobs)
+
+
+def _or_lowest(value: float) -> float:
+    """NaN, which is neither above nor below any number, is the worst."""
+    return -math.inf if math.isnan(value) else value
+
+
+def _time_of_steps(job: _Job) -> tuple[float | None, int]:
+    """Seconds of a step, None for a loss that raises an error; and how many steps a training has."""
+    task = _task(job.task, job.data, job.seed, job.device, **job.options)
+    seconds = []
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(job.seed)
+        try:
+            training = _Training(task, contender(job.loss), job.settings, job.epochs, job.device)
+            for step, batch in zip(range(1, TIMED_STEPS + 1), task.batches(0), strict=False):
+                start = time.perf_counter()
+                training._step(step, batch)
+                seconds.append(time.perf_counter() - start)
+        except Exception:  # of a loss, whoever wrote it: its runs will tell
+            return None, 0
+    return statistics.median(seconds[1:] or seconds), training.steps
+
+
+def _times_of_evaluations(job: _Job) -> tuple[float, float]:
+    """Seconds on the validation split, and about how many on the test split, which is left alone until it counts."""
+    task = _task(job.task, job.data, job.seed, job.device, **job.options)
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(job.seed)
+        model = task.model().to(job.device)
+        start = time.perf_counter()
+        task.evaluate(model, "val")
+        seconds = time.perf_counter() - start
+    return seconds, seconds * len(task.index["test"]) / len(task.index["val"])
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """As in a worker: the nets are so small that threads wait more than they work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 _Call = tuple[Any, ...]  # a function and its arguments
@@ -655,14 +941,10 @@ _Call = tuple[Any, ...]  # a function and its arguments
 def _results(queue: deque[_Call], jobs: int) -> Generator[Run, None, None]:
     """Results of the calls in the queue as they come; more may be queued meanwhile."""
     if jobs == 1:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # as in a worker: the nets are so small that threads wait more than they work
-        try:
+        with _one_thread():
             while queue:
                 function, *arguments = queue.popleft()
                 yield function(*arguments)
-        finally:
-            torch.set_num_threads(threads)
         return
     spawn = multiprocessing.get_context("spawn")
     theirs, ours = spawn.Pipe(duplex=False)
@@ -742,7 +1024,8 @@ class Summary:
         settings: loss -> how often each setting was chosen, most often first.
         seconds_per_step: loss -> median over its tested runs.
         peak_memory: loss -> median bytes a step, None if not measured.
-        failed: trainings that failed, those of settings not chosen included.
+        failed: trainings that failed, those of settings not chosen included, and tests that failed though a training
+            had not.
         device: where the runs ran.
     """
 
@@ -811,7 +1094,7 @@ def summarise(runs: Sequence[Run], baseline: str | None = None) -> Summary:
         settings={loss: [(json.loads(text), n) for text, n in count.most_common()] for loss, count in counts.items()},
         seconds_per_step={loss: _median(run.seconds_per_step for run in own) for loss, own in of.items() if own},
         peak_memory={loss: int(statistics.median(own)) if own else None for loss, own in memory.items()},
-        failed=[run for run in runs if run.status == "failed" and run.stage == "tuning"],
+        failed=[run for run in runs if run.status == "failed" and (run.stage == "tuning" or run.settings)],
         device=runs[0].device,
     )
 
@@ -839,26 +1122,39 @@ def text_table(summary: Summary) -> str:
 
     A line a loss, a column a metric: mean and standard deviation over the seeds; ``*`` the best mean. Then the paired
     difference to the baseline with its 95% interval, of the most important metric. Many metrics make several tables.
+    Where a loss lacks the test of a seed, a column says how many seeds each has.
     """
-    seeds = f"{len(summary.seeds)} seed{'s' * (len(summary.seeds) != 1)}"
-    blocks = [f"{summary.task} on {summary.data}: mean ± sd of {seeds}, * = best mean"]
+    counts = _tested_seeds(summary)
+    whole = set(counts.values()) <= {0, len(summary.seeds)}  # those without any are said to have failed
+    seeds = f"of {len(summary.seeds)} seed{'s' * (len(summary.seeds) != 1)}" if whole else "over the seeds"
+    blocks = [f"{summary.task} on {summary.data}: mean ± sd {seeds}, * = best mean"]
     names = list(summary.metrics)
     size = math.ceil(len(names) / math.ceil(len(names) / 6)) if names else 1
     for start in range(0, max(1, len(names)), size):
-        blocks.append(_block(summary, names[start : start + size], with_difference=start == 0))
+        blocks.append(_block(summary, names[start : start + size], start == 0, {} if whole else counts))
     blocks.append("\n".join(_failure_note(run) for run in summary.failed))
     return "\n\n".join(filter(None, blocks))
 
 
-def _block(summary: Summary, metrics: Sequence[str], with_difference: bool) -> str:
-    rows = [["loss", *(f"{name} {'↑' if summary.metrics[name] else '↓'}" for name in metrics)]]
+def _tested_seeds(summary: Summary) -> dict[str, int]:
+    """Loss -> of how many seeds its figures are."""
+    return {
+        loss: max((cell.n for (name, _), cell in summary.cells.items() if name == loss), default=0)
+        for loss in summary.losses
+    }
+
+
+def _block(summary: Summary, metrics: Sequence[str], with_difference: bool, counts: Mapping[str, int]) -> str:
+    heads = [f"{name} {'↑' if summary.metrics[name] else '↓'}" for name in metrics]
+    rows = [["loss", *["seeds"] * bool(counts), *heads]]
     if with_difference and metrics:
         rows[0] += [f"{metrics[0]} - {summary.baseline}", "ms/step"]
     for loss in summary.losses:
         cells = [summary.cells.get((loss, metric)) for metric in metrics]
-        row = [loss, *("" if cell is None else _figure(cell) for cell in cells)]
+        seeds = [f"{counts[loss]} of {len(summary.seeds)}"] if counts else []
+        row = [loss, *seeds, *("" if cell is None else _figure(cell) for cell in cells)]
         if not any(cells):
-            row = [loss, "failed"]
+            row = [loss, *seeds, "failed"]
         elif with_difference:
             row.append(_difference(cells[0], loss == summary.baseline))
             seconds = summary.seconds_per_step[loss]  # NaN for trainings of one step

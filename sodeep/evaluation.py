@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -280,8 +280,8 @@ def latency(rank_fn: RankFn, *, batch: int = 256, n: int = 100, rounds: int = 15
 
 
 def _device_of(rank_fn: RankFn) -> torch.device:
-    tensors: dict[str, Tensor] = getattr(rank_fn, "state_dict", dict)()
-    return next((t.device for t in tensors.values()), torch.device("cpu"))
+    weights: Iterable[Tensor] = getattr(rank_fn, "parameters", tuple)()
+    return next((weight.device for weight in weights), torch.device("cpu"))
 
 
 @dataclass

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from sodeep._arrays import read_npy
 from sodeep._checks import check_at_least, check_choice, describe, is_number, user_path
 
 Distribution: TypeAlias = Callable[[int, int, Generator], Tensor]
@@ -468,11 +469,11 @@ def read_scores_file(path: str | os.PathLike[str]) -> UserScores:
 
 def _read_npy(path: Path) -> np.ndarray:
     try:
-        array = np.load(path, allow_pickle=False)
-    except (EOFError, MemoryError) as error:  # an empty file; a header that asks for more than there is
-        raise ValueError(f"it is empty or damaged ({error}).") from None
-    if not isinstance(array, np.ndarray) or array.ndim not in (1, 2) or array.dtype.kind not in "fiub":
-        got = f"shape {array.shape}, dtype {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
+        array = read_npy(path)
+    except ValueError as error:
+        raise ValueError(f"{error}.") from None
+    if array.ndim not in (1, 2) or array.dtype.kind not in "fiub":
+        got = f"shape {array.shape}, dtype {array.dtype}"
         raise ValueError(f"the array must be real and 2-D, one list a row, or 1-D, one list, got {got}.")
     return array.reshape(1, -1) if array.ndim == 1 or array.shape[1] == 1 else array
 

@@ -11,6 +11,7 @@ for a list (no relevant item, say), with one `UndefinedMetricWarning` per call t
   all items one score is measured as what it is, a random order.
 * **A query that is in its own gallery** is left out with `where`, for example ``where=~torch.eye(N, dtype=bool)``.
 * **Masked items** (`where` False) count as absent, whatever their score.
+* **Items that a DistributedSampler repeats** would be found as their own copies: `sodeep.drop_repeats` takes them out.
 * Half-precision scores are compared exactly, sums are taken in float64, results are float64 for float64 scores and
   float32 otherwise. Nothing is differentiable. Memory is a few times the size of `chunk_size` rows; None picks it.
 
@@ -42,10 +43,11 @@ from sodeep._checks import (
     check_same_shape,
     check_scores,
     check_where,
+    compiling,
     describe,
     readable,
 )
-from sodeep._lists import prepare
+from sodeep._lists import of_one_item, prepare, warn_of_outputs
 from sodeep._precision import full_precision, working_dtype
 from sodeep._sort import ascending, order_of_whole
 from sodeep.ranks import exact_rank
@@ -65,7 +67,8 @@ def spearman_corr(
     """Spearman's rank correlation: Pearson's correlation of the average ranks.
 
     Args:
-        scores: (..., n), floating point.
+        scores: (..., n), floating point. The last axis is the list: of a model with k outputs, (n, k), pass
+            ``scores.T`` and ``target.T`` for one correlation an output.
         target: what they should be ordered like, same shape, floating point or whole numbers.
         where: (..., n), boolean, True = a real item.
         chunk_size: lists at a time; None picks it.
@@ -89,7 +92,9 @@ def spearman_corr(
         return ((x * y).sum(-1) / norms).clamp(-1, 1)
 
     needs = "two items with different scores and different targets"
-    return _compare_orders(pearson_of_ranks, "spearman_corr", "target", needs, scores, target, where, chunk_size)
+    found = _compare_orders(pearson_of_ranks, "spearman_corr", "target", needs, scores, target, where, chunk_size)
+    warn_of_outputs(scores, where, "spearman_corr", stacklevel=4)
+    return found
 
 
 @torch.no_grad()
@@ -228,7 +233,8 @@ def recall_at_k(
 ) -> Tensor:
     """Recall@k of information retrieval: the share of the relevant items that are among the first k.
 
-    Metric learning and cross-modal retrieval print `hit_rate_at_k` under this name.
+    Not what metric learning and cross-modal retrieval call R@k: that is `hit_rate_at_k`, in `sodeep compare` too. With
+    one relevant item a list they are the same; with R of them the recall@1 is at most 1/R.
     Arguments, errors and degenerate cases as `average_precision`; a `k` beyond the list counts the whole list.
 
     Returns:
@@ -250,7 +256,10 @@ def recall_at_k(
 def hit_rate_at_k(
     scores: Tensor, relevant: Tensor, k: int, where: Tensor | None = None, *, chunk_size: int | None = None
 ) -> Tensor:
-    """Hit rate@k: 1 if any relevant item is among the first k, else 0. What metric learning calls R@K.
+    """Hit rate@k: 1 if any relevant item is among the first k, else 0.
+
+    What metric learning, cross-modal retrieval and the reports of `sodeep compare` call R@k (recall@k). The share of
+    the relevant items that are found is `recall_at_k`.
 
     Where tied items are cut at k: the chance of a hit in a random order of them.
     Arguments, errors and degenerate cases as `average_precision`; a `k` beyond the list counts the whole list.
@@ -363,7 +372,7 @@ def pmrp(
         return torch.stack(values).nanmean(0)
 
     values = _in_chunks(mean_over_zetas, chunk_size, scores.to(working_dtype(scores)), real, queries)
-    return _finish(values, "pmrp", "a plausible match", scores)
+    return _finish(values, "pmrp", "a plausible match", scores, other="")
 
 
 # ---- what they share -------------------------------------------------------------------------------------------------
@@ -470,17 +479,19 @@ def _check_codes(query_codes: Tensor, gallery_codes: Tensor, scores: Tensor) -> 
 def _in_chunks(function: Callable[..., Tensor], chunk_size: int | None, *rows: Tensor) -> Tensor:
     """`function` over so many rows at a time that its intermediate tensors stay small."""
     if chunk_size is None:
+        if compiling():  # a number of chunks that depends on the length would be compiled for each
+            return function(*rows)
         chunk_size = max(1, 2**20 // rows[0].shape[-1])
     chunk_size = check_at_least(chunk_size, 1, "chunk_size")
     starts = range(0, max(1, len(rows[0])), chunk_size)
     return torch.cat([function(*(x[start : start + chunk_size] for x in rows)) for start in starts])
 
 
-def _finish(values: Tensor, name: str, needs: str, scores: Tensor) -> Tensor:
+def _finish(values: Tensor, name: str, needs: str, scores: Tensor, other: str = "relevant") -> Tensor:
     """One warning for the undefined lists; the batch shape and dtype of `scores`."""
     if readable(values) and (undefined := int(values.isnan().sum())):
         warnings.warn(
-            f"{name} is NaN for {undefined} of {len(values)} lists: a list needs {needs}.",
+            f"{name} is NaN for {undefined} of {len(values)} lists: a list needs {needs}{of_one_item(scores, other)}.",
             UndefinedMetricWarning,
             stacklevel=5,  # the caller of the metric: this, its helper, the metric and its decorator are in between
         )
@@ -531,4 +542,4 @@ def _compare_orders(
     real = torch.ones_like(scores, dtype=torch.bool) if where is None else where
     n = scores.shape[-1]
     rows = (x.reshape(-1, n) for x in (scores, other, real))
-    return _finish(_in_chunks(metric, chunk_size, *rows), name, needs, scores)
+    return _finish(_in_chunks(metric, chunk_size, *rows), name, needs, scores, other_name)

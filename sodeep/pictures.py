@@ -1,4 +1,4 @@
-"""Pictures of rank functions and of comparisons. Needs matplotlib: pip install sodeep[plot].
+"""Pictures of rank functions and of comparisons. Needs matplotlib.
 
 Every function returns a matplotlib `Figure`; save it with ``figure.savefig(path)``. Colours are those of Okabe and Ito,
 which colour-blind people tell apart; where there are more losses than colours, line styles differ as well. A loss keeps
@@ -12,14 +12,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sodeep._extras import needed
 from sodeep.ranks import exact_rank
+
+with needed("matplotlib", "Drawing pictures"):
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+    from matplotlib.ticker import MaxNLocator
 
 Array = NDArray[Any]
 Curve = Sequence[tuple[float, float]]

@@ -7,7 +7,9 @@ Conventions, here and everywhere in sodeep:
 * ``where`` is a boolean mask, True = a real item. A masked item changes nothing, whatever its value, NaN included: real
   items get the ranks they would have if the masked ones were deleted. Its own rank is 0 and its gradient exactly 0.
 * A *rank function* is any callable ``scores (..., n) -> ranks (..., n)``: a function of this module, a trained sorter,
-  or your own, such as ``lambda scores: torchsort.soft_rank(-scores)``. Ours also take ``where=``.
+  or your own. Ours also take ``where=``. Those of torchsort and fast-soft-sort give rank 1 to the lowest score: turn
+  the sign, ``lambda scores: torchsort.soft_rank(-scores)``. Left as it is, such a function would train a model to the
+  reverse order; the first call of one warns.
 * Ranks are float32 (float64 for float64 scores), under autocast too: half precision cannot hold the ranks of a list of
   300. The gradient comes back in the dtype of the scores.
 * NaN or infinity among the real scores is a ValueError. Where values cannot be read, under torch.compile and the
@@ -25,7 +27,9 @@ Conventions, here and everywhere in sodeep:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+import warnings
+import weakref
+from collections.abc import Callable, Container, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -40,6 +44,7 @@ from sodeep._checks import (
     check_positive,
     check_scores,
     check_where,
+    compiling,
     describe,
     readable,
     traces_no_gradient,
@@ -216,6 +221,10 @@ class StraightThrough(nn.Module):
         soft = apply_rank_fn(self.rank_fn, scores, where)
         return exact_rank(scores, where) + (soft - soft.detach())
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        drop_other_state(state_dict, prefix, self._modules)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     def _get_name(self) -> str:
         return "straight_through"
 
@@ -264,13 +273,22 @@ def apply_rank_fn(rank_fn: RankFunction, scores: Tensor, where: Tensor | None = 
     check_rank_fn(rank_fn)
     where = check_where(where, scores)
     if where is None:
-        return _check_ranks(rank_fn(scores), scores)
+        ranks = _check_ranks(rank_fn(scores), scores)
+        _warn_if_ascending(rank_fn, ranks, scores)
+        return ranks
     if _takes_where(rank_fn):
         return _check_ranks(rank_fn(scores, where=where), scores)  # type: ignore[call-arg]
     real = where.reshape(-1, scores.shape[-1])
     rows = scores.reshape(real.shape)
     ranks = torch.zeros(real.shape, dtype=working_dtype(scores), device=scores.device)
-    return fill_by_length(ranks, rows, real, lambda lists: _check_ranks(rank_fn(lists), lists)).reshape(scores.shape)
+    return fill_by_length(ranks, rows, real, lambda lists: apply_rank_fn(rank_fn, lists)).reshape(scores.shape)
+
+
+def drop_other_state(state_dict: dict[str, Any], prefix: str, modules: Container[str] = ()) -> None:
+    """Take out what another rank function left in a checkpoint: entries under `prefix` of none of these `modules`."""
+    for key in list(state_dict):
+        if key.startswith(prefix) and key.removeprefix(prefix).partition(".")[0] not in modules:
+            del state_dict[key]
 
 
 def check_rank_fn(rank_fn: RankFunction, name: str = "rank_fn") -> RankFunction:
@@ -305,6 +323,35 @@ def _check_ranks(ranks: object, scores: Tensor) -> Tensor:
     return ranks
 
 
+_JUDGED: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Rank functions whose first ranks were looked at."""
+
+
+def _warn_if_ascending(rank_fn: RankFunction, ranks: Tensor, scores: Tensor) -> None:
+    """Warn of a rank function that is not ours and gives rank 1 to the lowest score, at its first call.
+
+    The ranks are those that were asked for anyway: a trial call could have another length, device or state.
+    """
+    if not readable(scores) or scores.shape[-1] < 4 or str(getattr(rank_fn, "__module__", "")).startswith("sodeep"):
+        return
+    key = getattr(rank_fn, "__code__", rank_fn)  # a lambda is another object at every call, of the same code
+    try:
+        if key in _JUDGED:
+            return
+        _JUDGED.add(key)
+    except TypeError:  # has no hash, or cannot be referred to weakly
+        return
+    with torch.no_grad():
+        found, exact = (x - x.mean(-1, keepdim=True) for x in (ranks.float(), exact_rank(scores).float()))
+        agreement = (found * exact).sum() / (found.square().sum() * exact.square().sum()).sqrt()
+    if bool(agreement < -0.7):  # NaN where all are equal; a function still to be learned is rarely that wrong
+        warnings.warn(
+            f"`rank_fn` {describe(rank_fn)} gives low ranks to low scores; here rank 1 is the highest score. Losses "
+            "would learn the reverse order. Turn the sign: lambda scores: rank_fn(-scores).",
+            stacklevel=6,  # the caller of a loss: this, apply_rank_fn, the loss and its two wrappers are in between
+        )
+
+
 def _takes_where(rank_fn: Callable[..., Any]) -> bool:
     """Whether `rank_fn` has a parameter of the name `where`."""
     try:
@@ -322,10 +369,12 @@ def _average_rank(x: Tensor, where: Tensor | None) -> Tensor:
     if x.device.type == "cpu" and readable(x) and bool(step.all()):
         middle = position.to(x.dtype).expand_as(x)
     else:
-        # a tie group is a run of positions, and each of them takes the middle of its run
+        # a tie group is a run of positions, and each of them takes the middle of its run; counted from both ends, so
+        # that no constant depends on n, for which torch.compile would compile anew
         first = pad(torch.where(step, position[1:], 0), (1, 0)).cummax(-1).values
-        last = pad(torch.where(step, position[:-1], n - 1), (0, 1), value=n - 1).flip(-1).cummin(-1).values.flip(-1)
-        middle = (first + last).to(x.dtype) / 2
+        from_end = position.flip(0)
+        last = pad(torch.where(step, from_end[:-1], 0), (0, 1)).flip(-1).cummax(-1).values.flip(-1)
+        middle = (first + (n - 1 - last)).to(x.dtype) / 2
     ranks = x.scatter(-1, order, n - middle)
     if not readable(x):
         ranks = ranks + (0 * _clear(x, where)).sum(-1, keepdim=True)  # NaN for a list with NaN or infinity
@@ -558,7 +607,8 @@ class _Laplace(_Pairs):
     @classmethod
     def traced(cls, x: Tensor, tau: Tensor) -> Tensor:
         y, order = torch.sort(x)
-        below, above = cls.running_sums(None, _above_minus_infinity(y.double()), tau)
+        y = _above_minus_infinity(y.double())
+        below, above = cls.scanned_sums(y, tau) if compiling() else cls.running_sums(None, y, tau)
         ranks = torch.arange(x.shape[-1], 0, -1, device=x.device) + (below - above) / 2
         return torch.zeros_like(x).scatter(-1, order, ranks.to(x.dtype))
 
@@ -612,6 +662,22 @@ class _Laplace(_Pairs):
             above = above + pad(decay * above[..., k:], (0, k))
             k *= 2
         return below, above
+
+    @classmethod
+    def scanned_sums(cls, place: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
+        """The same with u None, in as many steps whatever n: what torch.compile makes serves all lengths.
+
+        What is left of an item after `_GONE` tau adds nothing to the 1 of the item itself: gaps need not be wider, and
+        the logarithms of the sums stay small enough to be exact to rounding.
+        """
+        along = pad((place.diff(dim=-1) / tau).clamp(max=_GONE), (1, 0)).cumsum(-1)
+        below = along.logcumsumexp(-1) - along
+        above = (-along).flip(-1).logcumsumexp(-1).flip(-1) + along
+        return below.exp(), above.exp()
+
+
+_GONE = 50.0
+"""exp(-50) is below a millionth of the rounding of float64."""
 
 
 class _NarrowLaplace(_Laplace):

@@ -1,8 +1,7 @@
 """What came out of a comparison, from its runs: Markdown, JSON, one HTML page with pictures, TensorBoard.
 
 The page needs nothing but itself: pictures are in it, and it loads nothing, from this computer or another. Pictures are
-drawn with matplotlib (``pip install sodeep[plot]``). Without it the tables are complete, and the report says what is
-missing.
+drawn with matplotlib. Without it the tables are complete, and the report says what is missing.
 
     write_report("runs/retrieval")                      # report.md, report.json, report.html in that folder
     write_tensorboard("runs/retrieval", "runs/board")   # then: tensorboard --logdir runs/board
@@ -30,7 +29,9 @@ import torch
 from numpy.typing import NDArray
 
 import sodeep
+from sodeep._arrays import read_npz
 from sodeep._checks import user_path
+from sodeep._extras import is_missing, needed, remedy
 from sodeep.checkpoint import list_sorters, write_atomic
 from sodeep.compare import Cell, Run, Summary, read_runs, summarise
 from sodeep.tasks.contenders import LOSSES, RANK_LOSSES, RANKS, contender, terms_of
@@ -38,7 +39,7 @@ from sodeep.weights import pair_weights
 
 Array = NDArray[Any]
 NOTHING = "\N{EN DASH}"
-NO_MATPLOTLIB = "Pictures are left out: matplotlib is not installed (pip install sodeep[plot])."
+NO_MATPLOTLIB = f"Pictures are left out: matplotlib is not installed. Install it: {remedy('matplotlib')}"
 
 
 @dataclass(frozen=True)
@@ -134,12 +135,6 @@ class _Part:
         """Losses with a tested run, in the order of their colours."""
         return [loss for loss in self.summary.losses if self.tests(loss)]
 
-    @property
-    def origin(self) -> dict[str, Any]:
-        """What the comparison says of itself: epochs, batch size, versions."""
-        path = self.folder / "comparison.json"
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
-
     def details(self, *names: str) -> Iterator[tuple[Run, dict[str, Array]]]:
         """The tested runs that have all the named arrays, with these."""
         for loss in self.losses:
@@ -147,18 +142,34 @@ class _Part:
                 path = self.folder / run.details if run.details else None
                 if path is None or not path.is_file():
                     continue
-                with np.load(path, allow_pickle=False) as file:
-                    if all(name in file for name in names):
-                        yield run, {name: file[name] for name in names}
+                try:
+                    arrays = read_npz(path, names)
+                except ValueError as error:
+                    raise ValueError(f"{path} must hold the arrays of a test: {error}. Delete it.") from None
+                if len(arrays) == len(names):
+                    yield run, arrays
 
 
 def _parts(folder: str | os.PathLike[str], baseline: str | None) -> list[_Part]:
     groups: dict[tuple[str, str], list[Run]] = {}
-    for run in read_runs(folder):
-        groups.setdefault((run.task, run.data), []).append(run)
-    if not groups:
+    runs = read_runs(folder)
+    if not runs:
         raise FileNotFoundError(f"`folder` must hold runs of a comparison (runs.jsonl), got '{folder}' without any.")
+    # not as they came: processes side by side, or a start after a failure, would make another report of the same runs
+    losses = list(dict.fromkeys([*_origin(user_path(folder)).get("losses", []), *(run.loss for run in runs)]))
+    places = {loss: place for place, loss in enumerate(losses)}
+    for run in sorted(runs, key=lambda run: (places[run.loss], run.seed, run.stage == "test", _settings(run.settings))):
+        groups.setdefault((run.task, run.data), []).append(run)
     return [_Part(summarise(runs, baseline), runs, user_path(folder)) for runs in groups.values()]
+
+
+def _origin(folder: Path) -> dict[str, Any]:
+    """What the comparison says of itself: epochs, batch size, losses in order, versions."""
+    path = folder / "comparison.json"
+    try:
+        return dict(json.loads(path.read_bytes())) if path.is_file() else {}
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} must say of a comparison what it is of, got no JSON object ({error}).") from None
 
 
 # ---- words and tables ------------------------------------------------------------------------------------------------
@@ -223,6 +234,14 @@ def _findings(part: _Part) -> list[str]:
         found.append("With one seed in common there is no spread: take no difference for more than chance.")
     if summary.failed:
         found.append(f"{len(summary.failed)} of {len(part.runs)} runs failed; see below.")
+    missing = {loss: len(part.tests(loss)) for loss in part.losses if len(part.tests(loss)) < len(summary.seeds)}
+    if missing:
+        counts = ", ".join(f"{loss} has {count}" for loss, count in missing.items())
+        found.append(f"Not every loss was tested with all {_seeds(len(summary.seeds))}: {counts}.")
+    again = sum(bool((run.failure or {}).get("again")) for run in summary.failed)
+    if again:
+        failed = f"{again} run{'s' * (again != 1)} failed for reasons outside the loss"
+        found.append(f"{failed}: start the comparison again to repeat what failed.")
     return found
 
 
@@ -250,6 +269,8 @@ def _results(part: _Part) -> _Table:
         "Mean ± standard deviation over the seeds, on the test split. "
         "↑ higher is better, ↓ lower; the best mean of a column is bold."
     )
+    if any("R@" in metric for metric in part.summary.metrics):  # recall_at_k is another
+        note += " R@k is the hit rate: the share of queries with a relevant item among the first k."
     return _Table("Results", ["loss", "seeds", *_arrows(part)], rows, note)
 
 
@@ -305,7 +326,7 @@ def _header(part: _Part) -> str:
     """Data, seeds, steps, device and versions in one line."""
     steps = sorted({run.steps for loss in part.losses for run in part.tests(loss)})
     length = f"{steps[0]} to {steps[-1]} steps" if len(steps) > 1 else f"{steps[0]} steps" if steps else "no result"
-    made = part.origin
+    made = _origin(part.folder)
     batch = f", {made['batch_size']} items a step" if "batch_size" in made else ""
     versions = ", ".join(f"{name} {made[name]}" for name in ("sodeep", "torch") if name in made)
     return (
@@ -613,7 +634,7 @@ def _html(
         try:
             pictures = list(_pictures(part, losses))
         except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] != "matplotlib":
+            if not is_missing(error, "matplotlib"):
                 raise
             pictures = []
             notes[:] = [NO_MATPLOTLIB]
@@ -696,7 +717,8 @@ def write_tensorboard(
         FileNotFoundError: there are no runs in `folder`.
         ValueError: `log_dir` has a folder of the task's name.
     """
-    from torch.utils.tensorboard import SummaryWriter
+    with needed("tensorboard", "Writing for TensorBoard"):
+        from torch.utils.tensorboard import SummaryWriter
 
     notes: list[str] = []
     parts = {user_path(log_dir) / _slug(part.summary.task): part for part in _parts(folder, baseline)}
@@ -714,7 +736,7 @@ def write_tensorboard(
                     writer.add_figure(picture.title, picture.figure, close=False)
                 writer.add_text("report", _markdown([part], None, []))
         except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] != "matplotlib":
+            if not is_missing(error, "matplotlib"):
                 raise
             notes = [NO_MATPLOTLIB]
     return notes

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import warnings
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch.utils.data import Sampler
@@ -33,6 +35,14 @@ class _Deck:
         return hand
 
 
+class _Position(NamedTuple):
+    """A place in the sequence of all batches."""
+
+    epoch: int
+    batches: int
+    """Batches of the epoch that were handed out."""
+
+
 class BalancedBatchSampler(Sampler[list[int]]):
     """Batches of `classes_per_batch` different classes with `samples_per_class` samples each, for ``batch_sampler=``.
 
@@ -43,7 +53,14 @@ class BalancedBatchSampler(Sampler[list[int]]):
     in an epoch all of a class are seen before one comes again. A sample of a large class may wait some epochs.
 
     Every epoch is shuffled anew, as a function of `seed` and of the number of the epoch alone. Epochs count up by
-    themselves; `set_epoch` sets the number, when training resumes.
+    themselves: a pass begins when its first batch is asked for, and has the number given to `set_epoch`, or else the
+    one after that of the last pass. With several processes all must be in the same epoch, or they share classes: call
+    `set_epoch` before every pass, as with ``DistributedSampler`` (Lightning does). Without it only a pass
+    that was read to its end counts there, so that a process may look at a batch by itself.
+
+    `state_dict` and `load_state_dict` resume in the middle of an epoch, as torchdata's ``StatefulDataLoader`` and
+    Lightning with it do by themselves. They count batches handed out by the sampler: a plain ``DataLoader`` with
+    workers asks for some in advance.
 
     Args:
         labels: one label for each sample of the data set: numbers or strings, tensor, array or list.
@@ -111,22 +128,87 @@ class BalancedBatchSampler(Sampler[list[int]]):
         self.seed = seed
         self.num_replicas = num_replicas
         self.rank = rank
-        self.epoch = 0
+        self._position = _Position(0, 0)
+        self._next: _Position | None = None  # where the next pass starts, if that was said
+        self._passes = 0
+        self._repeats = 0
 
     def __len__(self) -> int:
         return self.num_batches
 
+    @property
+    def epoch(self) -> int:
+        """The number of the pass under way, or else of the next."""
+        return self._position.epoch
+
+    @property
+    def sampler(self) -> BalancedBatchSampler:
+        """Itself: Lightning calls ``batch_sampler.sampler.set_epoch``."""
+        return self
+
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the next epoch."""
-        check_at_least(epoch, 0, "epoch")
-        self.epoch = epoch
+        """Set the number of the next pass. Right after `load_state_dict` that epoch's own number changes nothing."""
+        epoch = check_at_least(epoch, 0, "epoch")
+        if self._next is None or self._next.epoch != epoch:
+            self._go_to(_Position(epoch, 0))
+
+    def state_dict(self) -> dict[str, int]:
+        """The epoch and how many of its batches were handed out, to go on from with the same labels and options."""
+        return self._position._asdict()
+
+    def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
+        """Let the next pass be the rest of the one that `state_dict` was taken in."""
+        if not isinstance(state_dict, Mapping) or set(state_dict) != set(_Position._fields):
+            raise ValueError(
+                f"`state_dict` must be what state_dict() gave, with epoch and batches, got {describe(state_dict)}."
+            )
+        epoch, batches = (check_at_least(state_dict[field], 0, field) for field in _Position._fields)
+        if batches > self.num_batches:
+            raise ValueError(
+                f"`state_dict` must be of a sampler with the same labels and options, got {batches} batches of an "
+                f"epoch that has {self.num_batches} here."
+            )
+        self._go_to(_Position(epoch, batches))
 
     def __iter__(self) -> Iterator[list[int]]:
-        rng = np.random.default_rng([self.seed, self.epoch])
-        self.epoch += 1
-        return self._batches(rng)
+        # A generator runs from its first `next` on: a DataLoader with workers makes two of them and reads one.
+        start = self._begin()
+        self._passes += 1
+        this = self._passes
+        for drawn, batch in enumerate(islice(self._batches(start.epoch), start.batches, None), start.batches + 1):
+            if this == self._passes:
+                self._position = _Position(start.epoch, drawn)
+            yield batch
+        if this == self._passes:
+            self._position = _Position(start.epoch + 1, 0)
 
-    def _batches(self, rng: np.random.Generator) -> Iterator[list[int]]:
+    def _go_to(self, position: _Position) -> None:
+        self._position = self._next = position
+
+    def _begin(self) -> _Position:
+        """Where the pass that begins now starts."""
+        epoch, batches = self._position
+        again = False
+        if self._next is not None:
+            start, self._next = self._next, None
+        elif batches == 0:
+            start = self._position
+        elif self.num_replicas == 1 or batches == self.num_batches:
+            start = _Position(epoch + 1, 0)
+        else:
+            start, again = _Position(epoch, 0), True
+        self._repeats = self._repeats + 1 if again else 0
+        if self._repeats == 2:  # once may have been a look at the data
+            warnings.warn(
+                f"BalancedBatchSampler deals epoch {epoch} for the third time: no pass was read to its end. "
+                "With several processes call set_epoch before every pass, with a new number.",
+                stacklevel=3,
+            )
+        self._position = start
+        return start
+
+    def _batches(self, epoch: int) -> Iterator[list[int]]:
+        rng = np.random.default_rng([self.seed, epoch])
         classes = _Deck(list(range(len(self.members))), rng)
         samples = [_Deck(indices, rng) for indices in self.members]
         first = self.rank * self.classes_per_batch

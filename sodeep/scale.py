@@ -216,6 +216,51 @@ def gather(embeddings: Tensor) -> Tensor:
     return rows
 
 
+def drop_repeats(indices: Tensor, *rows: Tensor) -> tuple[Tensor, ...]:
+    """`rows` with every item of the data set once, in its order there; `indices` say which item a row is.
+
+    ``DistributedSampler`` repeats items until all processes have equally many. In a metric such a row finds its copy,
+    and counts twice. Let the data set give the index beside the item, gather both, and drop the repeats before the
+    metric is taken::
+
+        embeddings, labels = drop_repeats(gather(indices), gather(embeddings), gather(labels))
+        scores, relevant = pairwise_scores(embeddings, labels)
+
+    Args:
+        indices: (n,) whole numbers, of all processes.
+        rows: (n, ...) each, in the same order.
+
+    Returns:
+        One tensor for each of `rows`, (m, ...) with m the number of different indices. Of equal indices the first row
+        is kept, with its gradient.
+
+    Raises:
+        TypeError: not tensors, or indices that are not whole numbers.
+        ValueError: wrong shapes, or none of `rows`.
+
+    >>> indices, labels = torch.tensor([0, 2, 4, 1, 3, 0]), torch.tensor([5, 7, 9, 6, 8, 5])  # two processes, 5 items
+    >>> drop_repeats(indices, labels)
+    (tensor([5, 6, 7, 8, 9]),)
+    """
+    if not isinstance(indices, Tensor) or indices.is_floating_point() or indices.is_complex():
+        raise TypeError(f"`indices` must be a tensor of whole numbers, got {describe(indices)}.")
+    if indices.ndim != 1:
+        raise ValueError(f"`indices` must have shape (n,), one index a row, got shape {tuple(indices.shape)}.")
+    if not rows:
+        raise ValueError("`rows` must be one tensor or more, got none. Give what belongs to the indices.")
+    n = len(indices)
+    for x in rows:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"`rows` must be tensors, got {type(x).__name__}.")
+        if x.ndim == 0 or len(x) != n:
+            raise ValueError(f"`rows` must have {n} rows, one for each index, got shape {tuple(x.shape)}.")
+    kind = torch.unique(indices.long(), return_inverse=True)[1]
+    places = torch.arange(n, device=indices.device)
+    size = int(kind.max()) + 1 if n else 0
+    first = places.new_full((size,), n).scatter_reduce(0, kind, places, "amin")
+    return tuple(x[first.to(x.device)] for x in rows)
+
+
 def _all_gather(x: Tensor) -> list[Tensor]:
     parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, x)

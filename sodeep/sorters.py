@@ -51,6 +51,7 @@ from sodeep._checks import (
 )
 from sodeep._comparing import start_comparing
 from sodeep._counting import start_counting
+from sodeep._frozen import FrozenWeights, unmark
 from sodeep._precision import full_precision, working_dtype
 from sodeep.ranks import fill_by_length
 
@@ -140,10 +141,15 @@ class Sorter(nn.Module):
 
     A sorter inside a loss should be **frozen** (`freeze`; `load_sorter` returns it so): it then passes gradients on to
     the scores, is the same function in training and evaluation mode, and has no trainable parameter, so that an
-    optimiser handed the whole criterion leaves it as it is. Two consequences for the user's own code:
+    optimiser handed the whole criterion leaves it as it is. What follows for the code around it:
 
-    * A criterion's ``state_dict`` holds the frozen weights like any other. Drop them (keys that contain ``rank_fn.``)
-      if checkpoints grow by too much, and load with ``strict=False``.
+    * **Checkpoints.** While its weights are those of a file, a sorter adds nothing to the ``state_dict`` of a module
+      that holds it. Any other is saved (built, fine-tuned, refreshed). On loading, a frozen sorter takes its weights
+      where the checkpoint has them, and otherwise stays as it was built: a checkpoint written with another rank
+      function loads. A sorter's own ``state_dict()`` and ``load_state_dict`` are those of any module.
+    * **Initialisation.** ``.to()``, ``to_empty()``, ``apply(init)``, `post_init` and `from_pretrained` of transformers
+      leave frozen weights as they are. Where something else has overwritten them, the next forward pass is a
+      RuntimeError (not under torch.compile and torch.func).
     * ``DistributedDataParallel`` refuses modules without a trainable parameter: wrap the model, never the loss.
 
     Args:
@@ -157,6 +163,7 @@ class Sorter(nn.Module):
         seq_len: the one length of list it takes, or None for any.
         config: the options that rebuild it: ``build_sorter(sorter.name, **sorter.config)``.
         trained: what its file says of its training (see `save_sorter`); empty when unknown.
+        source: what `load_sorter` was given for it, as long as its weights are those of that file; else None.
     """
 
     name: ClassVar[str]
@@ -167,6 +174,10 @@ class Sorter(nn.Module):
     slope: nn.Module
     only_values: bool = False
     """Leave `slope` out: see `values_only`."""
+    source: str | None = None
+    refreshed: bool = False
+    """Whether its weights change while it is frozen: those of the copy in a `RefreshedSorter`."""
+    _weights: FrozenWeights | None = None
     shortest: ClassVar[int] = 2
     """Fewest items of the lists that it can be trained for."""
 
@@ -203,6 +214,7 @@ class Sorter(nn.Module):
         Raises:
             TypeError: scores that are not floating point, a mask that is not boolean.
             ValueError: NaN or infinity in a real item; a length, shape or device the sorter was not built for.
+            RuntimeError: frozen weights that something has overwritten.
         """
         check_scores(scores)
         where = check_where(where, scores)
@@ -280,23 +292,37 @@ class Sorter(nn.Module):
 
     def freeze(self) -> Self:
         """Make the weights constants: no gradient, no batch statistics, whatever is done to the module around it."""
-        self._frozen = True
+        if not self._frozen:
+            self._frozen = True
+            self._weights = FrozenWeights(self)
         for parameter in self.parameters():
             parameter.grad = None  # a left-over gradient would let an optimiser move a frozen weight
-        self._hold()
+            parameter.requires_grad_(False)
         return self.train(self.training)
 
     def unfreeze(self) -> Self:
         """Make the weights trainable again and switch to training mode, to fine-tune the sorter."""
-        self._frozen = False
+        self._frozen, self._weights, self.source = False, None, None
+        unmark(self)
         return self.requires_grad_().train()
 
     def _hold(self) -> None:
-        """Take back a ``requires_grad = True`` that a loop over a larger module's parameters gave to frozen weights."""
-        if self._frozen and not compiling():
-            for parameter in self.parameters():
-                if parameter.requires_grad:
-                    parameter.requires_grad_(False)
+        """Frozen weights are constants: take back a ``requires_grad = True``, and look whether they are what they were.
+
+        A loop over a larger module's parameters may have changed either.
+        """
+        if not self._frozen or compiling():
+            return
+        if self._weights is None:  # unpickled from an older version
+            self._weights = FrozenWeights(self)
+        changed = self._weights.changed(self)
+        if changed is not None:
+            again = "Build it again" if self.source is None else f"Load it again, load_sorter({self.source!r}),"
+            raise RuntimeError(
+                f"The weights of this frozen {self.name} sorter are not what they were when it was frozen ('{changed}' "
+                "for one): something that initialises or materialises whole models has overwritten them. "
+                f"{again} after that step. To change weights on purpose, do it between unfreeze() and freeze()."
+            )
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """As of any module; a frozen sorter stays frozen."""
@@ -305,6 +331,8 @@ class Sorter(nn.Module):
     def train(self, mode: bool = True) -> Self:
         """As of any module; a frozen sorter stays in evaluation mode: its batch statistics are constants too."""
         super().train(mode and not self._frozen)
+        if self._weights is not None:
+            self._weights.look_again()
         for module in self.modules():
             if isinstance(module, nn.RNNBase):
                 # cuDNN has a backward in training mode only. Without dropout the function is the same in both.
@@ -316,14 +344,39 @@ class Sorter(nn.Module):
         return self if self._frozen else super().apply(fn)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        # what .to(), .half(), .cuda() go through
+        # what .to(), .half(), .cuda(), .to_empty() go through
         def wide(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
-            narrow = moved.is_floating_point() and moved.dtype not in (torch.float32, torch.float64)
-            return tensor.to(moved.device) if narrow else moved
+            if moved.is_floating_point() and moved.dtype not in (torch.float32, torch.float64):
+                return tensor.to(moved.device)
+            if self._frozen and type(moved) is Tensor and not (tensor.is_meta or moved.is_meta):
+                kept = tensor.to(moved)
+                return moved if torch.equal(moved, kept) else kept  # to_empty gives memory without the values
+            return moved
 
         super()._apply(wide, recurse)  # type: ignore[no-untyped-call]
         return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As of any module; but to that of a larger module, weights that are those of a file add nothing."""
+        destination = kwargs.get("destination", args[0] if args else None)
+        return super().state_dict(*args, **kwargs) if self.source is None or destination is None else destination
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # what load_state_dict calls for every module before those in it
+        if self._weights is not None:
+            own = {prefix + name: tensor for name, tensor in self.state_dict().items()}
+            fitting = [key for key in own if key in state_dict and state_dict[key].shape == own[key].shape]
+            given = [key for key in state_dict if key.startswith(prefix)]
+            if prefix and not self.refreshed and not len(fitting) == len(own) == len(given):
+                for key in given:
+                    del state_dict[key]
+                state_dict.update(own)
+            else:
+                for key in fitting:
+                    if not self._weights.expect(key.removeprefix(prefix), state_dict[key]):
+                        self.source = None
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
         """The options, for ``print(sorter)``."""
@@ -613,6 +666,7 @@ class SetSorter(Sorter):
             )
         check_count(len(frequencies), "len(frequencies)")
         frequencies = [check_count(value, "frequencies") for value in frequencies]
+        check_count(sum(frequencies), "sum(frequencies)")
         smoothness = check_positive(smoothness, "smoothness")
         condition = check_at_least(condition, 1, "condition")
         super().__init__(

@@ -20,8 +20,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
@@ -38,8 +36,11 @@ from sodeep._checks import (
     user_path,
     with_remedy,
 )
+from sodeep._extras import is_missing, needed, remedy
+from sodeep._files import sole_writer
 from sodeep._progress import Progress
-from sodeep.checkpoint import save_sorter, write_atomic
+from sodeep._sealed import DamagedError, check_header, check_tensors, parse_header, seal
+from sodeep.checkpoint import listed, misfits, save_sorter, sweep_temporaries, write_atomic
 from sodeep.generators import DEFAULT, USER, check_mixture, draw, draw_length, read_scores_file
 from sodeep.ranks import exact_rank
 from sodeep.sorters import SORTERS, Sorter, build_sorter, double_backward, values_only
@@ -245,7 +246,8 @@ class TrainResult:
         sorter: the trained sorter, frozen, on the CPU: the best weights by validation.
         config: what it was trained with.
         errors: mean |rank error| / n by distribution, on the validation lists; "validation" is their mixture.
-        history: one dict a validation: step, train loss, validation objective, errors, learning rate.
+        history: one dict a validation: step, train loss, validation objective, errors, learning rate, gradient norm,
+            lists per second.
         steps: steps done.
         best_step: after which of them the weights are those of `sorter`. 0: no validation was better than that of the
             weights it started with, as may be after very few steps.
@@ -269,7 +271,7 @@ class TrainResult:
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM came: the step was finished and the state saved.
+    """Ctrl-C, SIGTERM or SIGHUP came: the step was finished and the state saved.
 
     Attributes:
         signum: which signal.
@@ -299,7 +301,8 @@ def train_sorter(
         config: what to train and how; None is ``TrainConfig()``, or the saved run's config with `resume`. With
             `resume` it must be that of the saved run, but for `max_time`, which is counted anew from here.
         out: the .safetensors file to write. While the run lasts, its state is beside it in ``<out>.run``.
-        log_dir: where to write TensorBoard logs.
+        log_dir: where to write TensorBoard logs. What an earlier run logged there from the first step of this one on
+            is replaced; a resumed run goes on with its log, which ends up as if it had never stopped.
         resume: go on with the unfinished run of `out`. On a CPU the weights end up exactly as if it had never
             stopped, if it goes on on the same machine with the same number of threads.
         progress: say on stderr how far the run is and about how long it still takes: one line on a terminal, a line
@@ -315,7 +318,9 @@ def train_sorter(
         ValueError: `config` differs from that of the run to resume; a bad scores file.
         OSError: the folder of `out` cannot be written to. All of these before training starts.
         FloatingPointError: the loss became NaN or infinite; the last good state is kept.
-        TrainingInterrupted: Ctrl-C or SIGTERM, after the step was finished and the state saved.
+        OSError: the log cannot be written to; the state was saved before.
+        TrainingInterrupted: Ctrl-C, SIGTERM or SIGHUP (a closed terminal), after the step was finished and the state
+            saved.
 
     Example:
         >>> result = train_sorter(TrainConfig(steps=20, batch_size=4, lengths=(5, 20)))
@@ -333,7 +338,7 @@ def train_sorter(
         stack.enter_context(_matmul_precision(config.precision))
         run = _Run(config)
         if saved is not None:
-            _restore(run, *saved)
+            _restore(run, path, *saved)
         signals = stack.enter_context(_StopSignals())
         log = stack.enter_context(_Log(run, log_dir, progress))
         done = bool(run.history) and run.progress() >= 1  # of a run resumed after its last step
@@ -347,16 +352,18 @@ def train_sorter(
                 run.check_sound()  # or else the last good state would be replaced by one past saving
             if due:
                 run.validate()
-                log.validation()
                 done = run.progress() >= 1  # a validation takes its time too
             if path is not None and (due or stopped):
                 run.save_state(state_path(path))
+            if due:
+                log.validation()  # after the state: it may fail, and a resumed run logs its last validation again
             if stopped:
                 raise TrainingInterrupted(signals.received, run.step, None if path is None else state_path(path))
         result = run.result(path)
-        log.finish(result)
         if path is not None:
             save_sorter(path, result.sorter, training=result.sorter.trained)
+        log.finish(result)
+        if path is not None:
             state_path(path).unlink(missing_ok=True)
         return result
 
@@ -391,6 +398,19 @@ def _device(name: str) -> torch.device:
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
 
+_STATE_KEY = "sodeep_run"
+_STATE_FIELDS: dict[str, type | tuple[type, ...]] = {
+    "config": dict,
+    "step": int,
+    "seconds": (int, float),
+    "best_objective": (int, float),
+    "first": dict,
+    "history": list,
+    "checksum": str,
+    "sha256": str,
+}
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # of Adam
+
 # ---- one run -------------------------------------------------------------------------------------------------------
 
 
@@ -416,6 +436,7 @@ class _Run:
         self.step = 0
         self.earlier_seconds = 0.0
         self.start = time.perf_counter()
+        self.mark = (self.start, 0)  # time and step of the last validation
         self.train_loss = self.grad_norm = torch.zeros((), device=self.device)
         self.validation = self._draw_validation()
         self.validation_seconds = 0.0
@@ -433,6 +454,11 @@ class _Run:
     def seconds(self) -> float:
         """Time spent, that of the parts before a resume included."""
         return self.earlier_seconds + time.perf_counter() - self.start
+
+    def rate(self) -> float:
+        """Lists per second since the last validation (lists of 100, for a length-free sorter)."""
+        then, step = self.mark
+        return (self.step - step) * self.config.batch_size / max(time.perf_counter() - then, 1e-9)
 
     def progress(self) -> float:
         """Share of the run that is done, by the steps or by the clock, whichever is further."""
@@ -536,7 +562,7 @@ class _Run:
 
     def validated(self) -> dict[str, Any]:
         """Errors on the fixed lists; keeps the weights if their objective is the best so far."""
-        start = time.perf_counter()
+        start, rate = time.perf_counter(), self.rate()
         with self._weights(self.average if self.config.ema else self.weights):
             self._estimate_batch_statistics()
             self.sorter.eval()
@@ -552,14 +578,18 @@ class _Run:
             if objective < self.best_objective:
                 self.best_objective = objective
                 self.best = {name: t.clone() for name, t in self.weights.items()}
-        self.validation_seconds = time.perf_counter() - start
-        return {
+        row = {
             "step": self.step,
             "loss": float(self.train_loss),
             "objective": objective,
             "lr": self.learning_rate(),
             "errors": errors,
+            "gradient_norm": float(self.grad_norm),
+            "lists_per_second": rate,
         }
+        now = time.perf_counter()
+        self.validation_seconds, self.mark = now - start, (now, self.step)
+        return row
 
     def _estimate_batch_statistics(self) -> None:
         """Those of batch norms, over many batches: in training they are a running average of about the last ten."""
@@ -585,36 +615,70 @@ class _Run:
 
     def save_state(self, path: Path) -> None:
         """All of the run's state in one file, written beside and renamed: whole at any moment."""
-        tensors = {"generator": self.generator.get_state(), "lengths": self.lengths.get_state()}
-        for group, weights in (("sorter", self.weights), ("best", self.best), ("average", self.average)):
-            tensors.update({f"{group}/{name}": tensor for name, tensor in weights.items()})
-        for name, parameter in self.parameters.items():
-            for key, value in self.optimizer.state[parameter].items():
-                tensors[f"optimizer/{key}/{name}"] = value
         header = {
             "config": self.config.to_dict(),
             "step": self.step,
             "seconds": self.seconds,
             "best_objective": self.best_objective,
+            "first": self.first,
             "history": self.history,
         }
-        tensors = {name: t.cpu().contiguous() for name, t in tensors.items()}
-        write_atomic(path, safetensors.torch.save(tensors, {"sodeep_run": json.dumps(header)}))
+        write_atomic(path, seal(self._tensors(self.optimizer.state), _STATE_KEY, header))
 
     def restore(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
-        """Put back what `save_state` wrote."""
+        """Put back what `save_state` wrote.
+
+        Raises:
+            ValueError: it is of another network, another kind of device, or does not agree with itself.
+        """
+        moved = {name: p for name, p in self.parameters.items() if f"optimizer/step/{name}" in tensors}
+        expected = self._tensors({p: {"step": torch.zeros(()), "exp_avg": p, "exp_avg_sq": p} for p in moved.values()})
+        faults = misfits(expected, tensors) or [
+            f"{name} has dtype {tensor.dtype} instead of {expected[name].dtype}"
+            for name, tensor in tensors.items()
+            if tensor.dtype != expected[name].dtype
+        ]
+        faults = faults or [
+            f"{name} is not finite" for name, tensor in tensors.items() if not bool(tensor.isfinite().all())
+        ]
+        if faults:
+            raise ValueError(listed(faults))
+        self._check_history(header)
         self.generator.set_state(tensors["generator"])
         self.lengths.set_state(tensors["lengths"])
         tensors = {name: t.to(self.device) for name, t in tensors.items()}
         self._put(_under(tensors, "sorter/"))
         self.best, self.average = _under(tensors, "best/"), _under(tensors, "average/")
-        for name, parameter in self.parameters.items():
-            self.optimizer.state[parameter] = {
-                key: tensors[f"optimizer/{key}/{name}"] for key in ("step", "exp_avg", "exp_avg_sq")
-            }
+        for name, parameter in moved.items():
+            self.optimizer.state[parameter] = {key: tensors[f"optimizer/{key}/{name}"] for key in _MOMENTS}
         self.step, self.best_objective = header["step"], header["best_objective"]
         self.earlier_seconds = header["seconds"]
-        self.history = list(header["history"])
+        self.first, self.history = header["first"], list(header["history"])
+        self.mark = (time.perf_counter(), self.step)
+
+    def _tensors(self, moments: Mapping[Tensor, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Those of the state. `moments` are the optimiser's, of each parameter that it has moved."""
+        tensors = {"generator": self.generator.get_state(), "lengths": self.lengths.get_state()}
+        for group, weights in (("sorter", self.weights), ("best", self.best), ("average", self.average)):
+            tensors.update({f"{group}/{name}": tensor for name, tensor in weights.items()})
+        for name, parameter in self.parameters.items():
+            tensors.update({f"optimizer/{key}/{name}": value for key, value in moments.get(parameter, {}).items()})
+        return {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+
+    def _check_history(self, header: Mapping[str, Any]) -> None:
+        rows, step = [header["first"], *header["history"]], header["step"]
+        if not 1 <= step <= self.config.steps or not 0 <= header["seconds"] < math.inf:
+            raise ValueError(f"step {step} of {self.config.steps} after {header['seconds']} seconds")
+        for row in rows:
+            numbers = [row[name] for name in ("loss", "objective", "lr", "gradient_norm", "lists_per_second")]
+            numbers += row["errors"].values()
+            if row["errors"].keys() != self.validation.keys() or not all(map(is_number, numbers)):
+                raise ValueError(f"a validation with {describe(row)}")
+        steps = [row["step"] for row in rows]
+        best = min((row["objective"] for row in rows if not math.isnan(row["objective"])), default=math.inf)
+        due = range(0, step + 1, self.config.validate_every)  # and whenever the time was up
+        if steps != sorted({*steps}) or not {*due} <= {*steps} or steps[-1] > step or best != header["best_objective"]:
+            raise ValueError("a history of other validations than those of its step")
 
     def result(self, path: Path | None) -> TrainResult:
         """The best weights as a frozen sorter."""
@@ -750,7 +814,10 @@ def _claimed(
         return
     _check_free(path, resume, overwrite)
     _check_writable(path)
-    with _sole_writer(path):
+    refusal = f"`out` {path} is being written by another run. Wait for it to end, or choose another name."
+    with sole_writer(path.with_name(f".{path.name}.lock"), refusal):
+        sweep_temporaries(path)
+        sweep_temporaries(state_path(path))
         _check_free(path, resume, overwrite)  # another run may have ended meanwhile
         yield _read_state(state_path(path)) if resume else None
 
@@ -760,7 +827,7 @@ def _check_free(path: Path, resume: bool, overwrite: bool) -> None:
         raise IsADirectoryError(f"`out` must be a file, got the folder {path}. For example {path / 'set.safetensors'}.")
     state = state_path(path)
     if resume:
-        if not state.exists():
+        if not state.is_file():
             done = f" {path} is finished already." if path.exists() else ""
             raise FileNotFoundError(f"`resume` needs the state of an unfinished run at {state}: no such file.{done}")
     elif not overwrite:
@@ -786,30 +853,6 @@ def _check_writable(path: Path) -> None:
         ) from None
 
 
-@contextlib.contextmanager
-def _sole_writer(path: Path) -> Iterator[None]:
-    """Refuse a second run of `path` while one lasts, where files can be locked. The lock of a killed run is free."""
-    try:
-        import fcntl
-    except ModuleNotFoundError:  # Windows
-        yield
-        return
-    lock = path.with_name(f".{path.name}.lock")
-    with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise FileExistsError(
-                f"`out` {path} is being written by another run. Wait for it to end, or choose another name."
-            ) from None
-        except OSError:  # a file system without locks
-            pass
-        try:
-            yield
-        finally:
-            lock.unlink(missing_ok=True)
-
-
 def _plain(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     """`values` as JSON gives them back, so that a config equals the one a file holds."""
     try:
@@ -820,29 +863,37 @@ def _plain(values: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    data = path.read_bytes()
     try:
-        with safetensors.safe_open(path, "pt") as file:
-            header = json.loads((file.metadata() or {})["sodeep_run"])
-            TrainConfig(**header["config"])
-            return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118
-    except (safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
+        header = parse_header(data, len(data), _STATE_KEY)
+        check_header(data, header, _STATE_FIELDS)
+        tensors = check_tensors(data, header)
+        config = TrainConfig(**header["config"])
+        with torch.device("meta"):  # before memory is taken for it
+            network = build_sorter(config.sorter, config.seq_len, **config.sorter_config)
+        faults = misfits(network.state_dict(), _under(tensors, "sorter/"))
+        if faults:
+            raise DamagedError(f"its tensors are not those of its {config.sorter} sorter: {listed(faults)}")
+        return tensors, header
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as error:
+        reason = str(error).removesuffix(".")
         raise with_remedy(
             ValueError,
-            f"{path} must be the state of an unfinished run, got another kind of file, or a damaged one ({error}). "
-            "Start again:",
+            f"{path} must be the state of an unfinished run, got another kind of file, a damaged one, or one of an "
+            f"older sodeep ({reason}). Start again:",
             "overwrite=True.",
             "--overwrite.",
         ) from None
 
 
-def _restore(run: _Run, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+def _restore(run: _Run, path: Path | None, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
     try:
         run.restore(tensors, header)
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:  # of another network, or another kind of device
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:  # of another kind of device
         raise with_remedy(
             ValueError,
             f"`resume` needs the state of the same run on the same kind of device (here {run.device.type}), "
-            f"got one that does not fit ({error}). Resume it where it ran, or start again:",
+            f"got one for {path} that does not fit ({error}). Resume it where it ran, or start again:",
             "overwrite=True.",
             "--overwrite.",
         ) from None
@@ -872,9 +923,10 @@ def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 class _StopSignals:
-    """Ctrl-C and SIGTERM are noted instead of tearing a step; a second one does as usual.
+    """Ctrl-C, SIGTERM and SIGHUP are noted instead of tearing a step; a second one does as usual.
 
-    Only the main thread may handle signals; elsewhere they are left alone.
+    Only the main thread may handle signals; elsewhere they are left alone. So are those that are ignored, as SIGHUP is
+    under nohup, and Ctrl-C in a script's background.
     """
 
     def __init__(self) -> None:
@@ -883,7 +935,10 @@ class _StopSignals:
 
     def __enter__(self) -> _StopSignals:
         if threading.current_thread() is threading.main_thread():
-            for signum in (signal.SIGINT, signal.SIGTERM):
+            hangup = [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []  # not on Windows
+            for signum in (signal.SIGINT, signal.SIGTERM, *hangup):
+                if signal.getsignal(signum) == signal.SIG_IGN:
+                    continue
                 self.before[signum] = signal.signal(signum, self._note)
         return self
 
@@ -918,10 +973,16 @@ class _Log:
         self.writer: Any = None
         self.progress = Progress(f"training {run.config.sorter}", start=run.progress()) if progress else None
         if log_dir is not None:
-            from torch.utils.tensorboard import SummaryWriter
+            with needed("tensorboard", "`log_dir`"):
+                from torch.utils.tensorboard import SummaryWriter
 
-            self.writer = SummaryWriter(str(user_path(log_dir)), purge_step=run.step or None)
-        self.mark = (time.perf_counter(), run.step)
+            log_dir = user_path(log_dir)
+            _await_next_second(log_dir)
+            # a killed run may have logged what its state does not know of, or not have logged what it does know
+            again = bool(run.history) and run.history[-1]["step"] == run.step
+            self.writer = SummaryWriter(str(log_dir), purge_step=run.step if again or not run.step else run.step + 1)
+            if again:
+                self._write()
 
     def __enter__(self) -> _Log:
         return self
@@ -935,12 +996,9 @@ class _Log:
     def _status(self) -> str:
         run = self.run
         error = f", error {run.history[-1]['errors']['validation']:.4f}" if run.history else ""
-        return f"step {run.step:,}, loss {float(run.train_loss):.4f}{error}, {self._rate():,.0f} lists/s"
-
-    def _rate(self) -> float:
-        """Lists per second since the last validation (lists of 100, for a length-free sorter)."""
-        then, step = self.mark
-        return (self.run.step - step) * self.run.config.batch_size / max(time.perf_counter() - then, 1e-9)
+        at_validation = bool(run.history) and run.history[-1]["step"] == run.step
+        rate = run.history[-1]["lists_per_second"] if at_validation else run.rate()
+        return f"step {run.step:,}, loss {float(run.train_loss):.4f}{error}, {rate:,.0f} lists/s"
 
     def step(self) -> None:
         """After every step."""
@@ -949,28 +1007,31 @@ class _Log:
 
     def validation(self) -> None:
         """After every validation: one point of each curve, and the picture of the sorter's behaviour."""
-        row = self.run.history[-1]
         if self.writer is not None:
-            step = row["step"]
-            self.writer.add_scalar("loss/train", row["loss"], step)
-            self.writer.add_scalar("loss/validation", row["objective"], step)
-            self.writer.add_scalar("lr", row["lr"], step)
-            self.writer.add_scalar("gradient_norm", float(self.run.grad_norm), step)
-            self.writer.add_scalar("throughput/sequences_per_s", self._rate(), step)
-            for name, error in row["errors"].items():
-                self.writer.add_scalar(f"error/{name}", error, step)
-            self._picture(step)
-            self.writer.flush()
-        self.mark = (time.perf_counter(), self.run.step)
+            self._write()
+
+    def _write(self) -> None:
+        """The last validation, for TensorBoard."""
+        row = self.run.history[-1]
+        step = row["step"]
+        self.writer.add_scalar("loss/train", row["loss"], step)
+        self.writer.add_scalar("loss/validation", row["objective"], step)
+        self.writer.add_scalar("lr", row["lr"], step)
+        self.writer.add_scalar("gradient_norm", row["gradient_norm"], step)
+        self.writer.add_scalar("throughput/sequences_per_s", row["lists_per_second"], step)
+        for name, error in row["errors"].items():
+            self.writer.add_scalar(f"error/{name}", error, step)
+        self._picture(step)
+        self.writer.flush()
 
     def _picture(self, step: int) -> None:
         try:
             from sodeep.pictures import rank_picture
         except ModuleNotFoundError as error:
-            if error.name != "matplotlib":
+            if not is_missing(error, "matplotlib"):
                 raise
             if len(self.run.history) == 1:
-                self.writer.add_text("note", "For the picture of the ranks: pip install sodeep[plot]", step)
+                self.writer.add_text("note", f"For the picture of the ranks: {remedy('matplotlib')}", step)
             return
         lists = {name: x[0][0].cpu() for name, x in self.run.validation.items() if name != "validation"}
         with torch.no_grad():
@@ -985,4 +1046,18 @@ class _Log:
                 for name, value in result.config.to_dict().items()
             }
             metrics = {f"final/{name}": error for name, error in result.errors.items()}
-            self.writer.add_hparams(config, metrics, run_name=".")
+            from torch.utils.tensorboard.summary import hparams
+
+            # what add_hparams does in a file of its own, which a resumed run could not replace
+            for summary in hparams(config, metrics):  # type: ignore[no-untyped-call]
+                self.writer.file_writer.add_summary(summary, result.steps)
+            for name, error in metrics.items():
+                self.writer.add_scalar(name, error, result.steps)
+            self.writer.flush()
+
+
+def _await_next_second(log_dir: Path) -> None:
+    """TensorBoard reads a folder's files in the order of the seconds in their names: not two of one second."""
+    seconds = [file.name.split(".")[3] for file in log_dir.glob("events.out.tfevents.*")]
+    if f"{int(time.time()):010d}" in seconds:
+        time.sleep(1 - time.time() % 1)

@@ -525,15 +525,9 @@ def test_h12_every_loss_that_holds_a_sorter_moves_and_freezes_it(make):
     assert {id(p) for p in sorter.parameters()} == {id(p) for p in criterion.parameters()}
 
 
-def test_h12_ddp_of_the_model_with_the_loss_left_unwrapped(tmp_path):
-    import torch.distributed as dist
-
-    store = dist.FileStore(str(tmp_path / "store"), 1)
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1))
-        criterion = sodeep.SpearmanLoss(small_sorter("set", 16))
-        criterion(model(torch.randn(16, 4)).squeeze(-1), torch.randn(16)).backward()
-        assert model.module.weight.grad.abs().sum() > 0
-    finally:
-        dist.destroy_process_group()
+@pytest.mark.usefixtures("process_group")
+def test_h12_ddp_of_the_model_with_the_loss_left_unwrapped():
+    model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1))
+    criterion = sodeep.SpearmanLoss(small_sorter("set", 16))
+    criterion(model(torch.randn(16, 4)).squeeze(-1), torch.randn(16)).backward()
+    assert model.module.weight.grad.abs().sum() > 0

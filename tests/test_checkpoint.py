@@ -1,14 +1,20 @@
 import argparse
+import contextlib
+import dataclasses
+import io
 import json
 import os
+import pickle
 import re
 import stat
 import struct
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 import safetensors.torch
@@ -17,6 +23,7 @@ from torch import Tensor, nn
 
 import sodeep
 from sodeep import checkpoint
+from sodeep._sealed import header_end, seal
 from sodeep.checkpoint import import_sodeep2019, list_sorters, load_sorter, read_header, save_sorter, write_atomic
 from sodeep.sorters import SORTERS, Sorter, build_sorter
 
@@ -235,6 +242,42 @@ def test_failed_write_leaves_the_old_file_and_nothing_else(
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_write_sweeps_what_killed_writers_left(tmp_path: Path) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    names = [".file.0123abcd.tmp", ".file.4567cdef.tmp", ".file.run.0123abcd.tmp", ".file2.0123abcd.tmp"]
+    for name in names:
+        (tmp_path / name).write_bytes(b"")
+    with (tmp_path / names[1]).open("rb") as live:
+        fcntl.flock(live, fcntl.LOCK_EX)
+        write_atomic(tmp_path / "file", b"data")
+    assert sorted(os.listdir(tmp_path)) == sorted(["file", *names[1:]])
+
+
+def test_a_writer_is_safe_from_others_that_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Swept while it writes, where it holds the lock; and in the moment before."""
+    pytest.importorskip("fcntl")
+    lock, fsync = checkpoint._lock, os.fsync
+    taken = []
+
+    def late(file: BinaryIO, wait: bool) -> bool:
+        if wait and not taken:
+            taken.append(file.name)
+            checkpoint.sweep_temporaries(tmp_path / "file")
+            assert not Path(file.name).exists()
+        return lock(file, wait)
+
+    def sweep(descriptor: int) -> None:
+        fsync(descriptor)
+        checkpoint.sweep_temporaries(tmp_path / "file")
+
+    monkeypatch.setattr(checkpoint, "_lock", late)
+    monkeypatch.setattr(os, "fsync", sweep)
+    write_atomic(tmp_path / "file", b"data")
+    assert len(taken) == 1
+    assert (tmp_path / "file").read_bytes() == b"data"
+    assert os.listdir(tmp_path) == ["file"]
+
+
 def test_write_goes_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "file")
     write_atomic(tmp_path / "link", b"data")
@@ -327,12 +370,10 @@ def saved(tmp_path: Path, **changes: object) -> tuple[bytes, dict[str, object]]:
 
 
 def rewritten(tmp_path: Path, tensors: dict[str, Tensor] | None = None, **changes: object) -> bytes:
-    """A file with a valid checksum and layout, but with another header or other tensors."""
+    """A file with valid checksums and layout, but with another header or other tensors."""
     data, header = saved(tmp_path)
     tensors = safetensors.torch.load(data) if tensors is None else tensors
-    checksum = checkpoint._checksum(safetensors.torch.save(tensors))
-    header = {**header, "sha256": checksum, **changes}
-    return safetensors.torch.save(tensors, metadata={"sodeep": json.dumps(header)})
+    return seal(tensors, "sodeep", {**header, **changes})
 
 
 def good_tensors(tmp_path: Path) -> dict[str, Tensor]:
@@ -466,6 +507,12 @@ BAD_CONTENT = {
         + "; ".join(f"rnn.{key} has dtype int32" for key in SUM_KEYS)
         + f". {AGAIN}",
     ),
+    "weights of bfloat16": (
+        lambda folder: rewritten(folder, {key: tensor.bfloat16() for key, tensor in good_tensors(folder).items()}),
+        "its tensors are not those of this gru-sum sorter: "
+        + "; ".join(f"rnn.{key} has dtype bfloat16" for key in SUM_KEYS)
+        + f". {AGAIN}",
+    ),
     "complex weights": (
         lambda folder: rewritten(folder, {key: tensor + 0j for key, tensor in good_tensors(folder).items()}),
         "its tensors are not those of this gru-sum sorter: "
@@ -503,6 +550,97 @@ def test_files_with_bad_content_say_what_is_wrong(case: str, tmp_path: Path) -> 
     path = tmp_path / "bad.safetensors"
     path.write_bytes(content(tmp_path))
     with pytest.raises(ValueError, match=whole(f"{path} is not a sorter file: {found}")):
+        load_sorter(path)
+
+
+def resealed(data: bytes, change: Callable[[dict[str, object], dict[str, object]], object]) -> bytes:
+    """A file with another header and the checksums it had, as an editor would leave it."""
+    end = header_end(data)
+    layout = json.loads(data[8:end])
+    header = json.loads(layout["__metadata__"]["sodeep"])
+    change(layout, header)
+    layout["__metadata__"]["sodeep"] = json.dumps(header, sort_keys=True)
+    text = json.dumps(layout, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + data[end:]
+
+
+def swap_weights(layout: dict[str, object], header: dict[str, object]) -> None:
+    a, b = "rnn.weight_ih_l0", "rnn.weight_ih_l0_reverse"
+    layout[a], layout[b] = layout[b], layout[a]
+
+
+CHANGED_HEADERS = {
+    "tensors swapped": swap_weights,
+    "another option": lambda layout, header: header["config"].update(normalize=False),
+    "another length": lambda layout, header: header["training"].update(lengths=[2, 3]),
+    "another version": lambda layout, header: header.update(library_version="0"),
+    "another field": lambda layout, header: header.update(more=1),
+}
+
+
+@pytest.mark.parametrize("case", CHANGED_HEADERS)
+def test_the_checksum_covers_the_header(case: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.safetensors"
+    data = saved(tmp_path)[0]
+    path.write_bytes(resealed(data, lambda layout, header: None))
+    assert load_sorter(path).name == "gru-sum"
+    path.write_bytes(resealed(data, CHANGED_HEADERS[case]))
+    message = f"{path} is not a sorter file: its header is damaged (the checksum differs). {AGAIN}"
+    for read in (load_sorter, read_header):
+        with pytest.raises(ValueError, match=whole(message)):
+            read(path)
+
+
+def test_every_flipped_bit_of_a_header_is_refused_or_changes_nothing(tmp_path: Path) -> None:
+    path, data = tmp_path / "bad.safetensors", saved(tmp_path)[0]
+    good = read_header(tmp_path / "good.safetensors")
+    cards = []
+    for place in range(0, header_end(data), 3):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1 << place % 8]) + data[place + 1 :])
+        with contextlib.suppress(ValueError):
+            cards.append(read_header(path))
+    # without a field of the name "checksum" it is a file of before it existed
+    assert len(cards) <= len("checksum")
+    assert all(dataclasses.replace(card, name="good", path=good.path) == good for card in cards)
+
+
+def test_files_without_a_header_checksum_load(tmp_path: Path) -> None:
+    path = tmp_path / "old.safetensors"
+    path.write_bytes(resealed(saved(tmp_path)[0], lambda layout, header: header.pop("checksum")))
+    same_bits(load_sorter(path), load_sorter(tmp_path / "good.safetensors"))
+    data = resealed(saved(tmp_path)[0], lambda layout, header: header.update(checksum="0" * 64))
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"its header is damaged \(the checksum differs\)"):
+        load_sorter(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("lstm", {"seq_len": 3_000_000}),
+        ("cnn", {"seq_len": 3_000_000}),
+        ("lstm", {"seq_len": LENGTH, "layers": 1024}),
+        ("lstm-end", {"seq_len": 10**9}),
+        ("set", {"frequencies": [1024] * 1024}),
+        ("set", {"frequencies": [1] * 1024}),
+    ],
+)
+def test_headers_that_ask_for_much_build_nothing(name: str, config: dict[str, object], tmp_path: Path) -> None:
+    path = tmp_path / "bad.safetensors"
+    path.write_bytes(rewritten(tmp_path, sorter=name, config=config))
+    with pytest.raises(ValueError, match=r"is not a sorter file: its (config|tensors)") as error:
+        load_sorter(path)
+    assert len(str(error.value)) < 1000
+
+
+def test_long_headers_are_parsed_only_if_sound(tmp_path: Path) -> None:
+    path = tmp_path / "long.safetensors"
+    training = {"note": "x" * 5 * 2**20}
+    assert load_sorter(save_sorter(path, small_sorter("gru-sum"), training)).trained == training
+    path.write_bytes(resealed(path.read_bytes(), lambda layout, header: header["training"].update(note="[" * 2**23)))
+    message = f"{path} is not a sorter file: its header is damaged (it is long, and the checksum differs). {AGAIN}"
+    with pytest.raises(ValueError, match=whole(message)):
         load_sorter(path)
 
 
@@ -649,6 +787,12 @@ def test_import_with_parallel_prefix_plain_args_and_no_length(tmp_path: Path) ->
     assert import_sodeep2019(tmp_path / "old.pth").seq_len == n
 
 
+SHAPE_2019 = (
+    "It should be a torch.save file of a dict with the weights, plain values and the argparse.Namespace of the command "
+    "line, nothing else. If it was copied, copy it again."
+)
+
+
 class RunsCode:
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -670,11 +814,7 @@ def test_import_runs_no_code(zipped: bool, place: str, tmp_path: Path) -> None:
     else:
         state["args_dict"].name = RunsCode(marker)
     torch.save(state, path, _use_new_zipfile_serialization=zipped)
-    message = (
-        f"{path} is not a 2019 checkpoint: it asks to run {os.name}.system, which is refused. It should be a "
-        "torch.save file of a dict with the weights, plain values and the argparse.Namespace of the command line, "
-        "nothing else."
-    )
+    message = f"{path} is not a 2019 checkpoint: it asks for {os.name}.system, which is not plain data. {SHAPE_2019}"
     with pytest.raises(ValueError, match=whole(message)):
         import_sodeep2019(path)
     assert not marker.exists()
@@ -692,16 +832,23 @@ def test_the_loader_points_to_the_importer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        (lambda weight: weight.long(), "has dtype int64"),
-        (lambda weight: weight.to_sparse(), "is sparse or quantised"),
-        (lambda weight: weight.flatten()[:1].clone().expand(weight.shape), "is larger than what the file holds of it"),
+        (lambda weight: weight.long(), "is not a sorter file: its tensors are not those of this gru-sum sorter: "),
+        (
+            lambda weight: weight.to_sparse(),
+            "is not a 2019 checkpoint: it asks for torch._utils._rebuild_sparse_tensor, which is not plain data. ",
+        ),
+        (lambda weight: weight.bfloat16(), "is not a 2019 checkpoint: it asks for torch.BFloat16Storage, which is "),
+        (
+            lambda weight: weight.flatten()[:1].clone().expand(weight.shape),
+            "is not a 2019 checkpoint: a tensor of shape (12, 1) is larger than what the file holds of it, 1 numbers. ",
+        ),
     ],
 )
 def test_import_of_weights_that_are_none(change: Callable[[Tensor], Tensor], fault: str, tmp_path: Path) -> None:
     weights = {key: change(tensor) for key, tensor in small_sorter("gru-sum").state_dict().items()}
     path = tmp_path / "old.pth.tar"
     torch.save({"args_dict": argparse.Namespace(model_type="grus"), "state_dict": weights}, path)
-    with pytest.raises(ValueError, match=rf"^{re.escape(str(path))} is not a sorter file: .* {re.escape(fault)}"):
+    with pytest.raises(ValueError, match=f"^{re.escape(f'{path} {fault}')}"):
         import_sodeep2019(path)
 
 
@@ -714,6 +861,112 @@ def test_import_does_not_allocate_what_the_file_does_not_hold(tmp_path: Path) ->
     torch.save({"args_dict": argparse.Namespace(model_type="mlp"), "state_dict": state}, path)
     with pytest.raises(ValueError, match="is larger than what the file holds of it"):
         import_sodeep2019(path)
+    once = torch.zeros(10**4)  # each fits the file, not all together
+    torch.save([once[: 10**4 - i] for i in range(10)], path)
+    with pytest.raises(ValueError, match="its tensors together are larger than the file"):
+        import_sodeep2019(path)
+
+
+def test_import_of_weights_that_lie_in_one_storage(tmp_path: Path) -> None:
+    """As those of a recurrent network on a GPU do; and one of them transposed."""
+    n, network = network_2019("grus")
+    state = checkpoint_2019(network, "grus", n)
+    weights = state["state_dict"]
+    flat, start = torch.cat([weight.flatten() for weight in weights.values()]), 0
+    for key, weight in list(weights.items()):
+        weights[key] = flat[start : start + weight.numel()].view(weight.shape)
+        start += weight.numel()
+    key = "lstm.weight_hh_l0"
+    weights[key] = weights[key].t().contiguous().t()
+    for zipped in (True, False):
+        torch.save(state, tmp_path / "old.pth", _use_new_zipfile_serialization=zipped)
+        scores = normal(3, n, seed=2)
+        torch.testing.assert_close(
+            import_sodeep2019(tmp_path / "old.pth")(scores), n * network(scores), rtol=1e-5, atol=1e-5 * n
+        )
+
+
+def old_file(stream: bytes, zipped: bool) -> bytes:
+    """A file of `torch.save` that holds `stream` in place of its pickle."""
+    buffer = io.BytesIO()
+    if not zipped:
+        torch.save(0, buffer, _use_new_zipfile_serialization=False)
+        data = buffer.getvalue()
+        start = data.index(pickle.dumps(0, 2), 100)
+        return data[:start] + stream + data[start + len(pickle.dumps(0, 2)) :]
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("archive/data.pkl", stream)
+    return buffer.getvalue()
+
+
+BIG = b"\x96" + (10**6).to_bytes(8, "little") + bytes(10**6)
+HOSTILE_2019 = {
+    "deep tuples": (b")" + b"\x85" * 100_000 + b".", "it has more than 100 lists, dicts and tuples in each other"),
+    "a million levels": (b")" + b"\x85" * 10**6 + b".", "it has more than 200,000 dicts, lists, tuples and arrays"),
+    "bomb": (
+        b"K\x01" + b"q\x00h\x00h\x00\x87" * 40 + b".",
+        "it would be much larger than the file, which uses the same parts over and over",
+    ),
+    "set of byte arrays": (b"\x8f(" + BIG + b"\x90.", "it uses EMPTY_SET, which plain data does not need"),
+    "uninitialised weights": (
+        b"ctorch\nTensor\n(M\xe8\x03tR.",
+        "it asks for torch.Tensor, which is not plain data",
+    ),
+    "an object without __init__": (
+        b"cargparse\nNamespace\n)\x81K\x01b.",
+        "it is damaged (a int where a dict belongs)",
+    ),
+    "numbers from nowhere": (
+        b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuJ\x00\x00\x00\x7ftQ.",
+        "it holds _Storage(key='0', dtype=torch.float32, count=2130706432), which is not plain data",
+    ),
+    "no end": (b"}q\x00", "it is no pickle, or a damaged one ("),
+}
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("case", HOSTILE_2019)
+def test_import_of_pickles_that_ask_for_too_much(case: str, zipped: bool, tmp_path: Path) -> None:
+    stream, found = HOSTILE_2019[case]
+    path = tmp_path / "bad.pth"
+    path.write_bytes(old_file(stream, zipped))
+    if case == "numbers from nowhere" and not zipped:
+        found = "it is truncated or damaged (the numbers are not those that its tensors name)"
+    with pytest.raises(ValueError, match=f"^{re.escape(f'{path} is not a 2019 checkpoint: {found}')}"):
+        import_sodeep2019(path)
+
+
+def test_import_of_an_archive_that_is_not_ours(tmp_path: Path) -> None:
+    path = tmp_path / "bad.pth"
+
+    def archive(parts: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> None:
+        with zipfile.ZipFile(path, "w", method) as file:
+            for name, data in parts.items():
+                file.writestr(name, data)
+
+    stream = pickle.dumps({}, 2)
+    cases = [
+        (({"a/data.pkl": bytes(10**6)}, zipfile.ZIP_DEFLATED), "it is a compressed archive, which torch.save does not"),
+        (({"a/data.pkl": stream, "b/data.pkl": stream},), "it is an archive of another program than torch.save"),
+        (({"word/document.xml": b""},), "it is an archive of another program than torch.save"),
+        (({"a/data.pkl": stream, "a/byteorder": b"big"},), "it was written on a machine of another byte order"),
+    ]
+    for arguments, found in cases:
+        archive(*arguments)
+        with pytest.raises(ValueError, match=f"^{re.escape(f'{path} is not a 2019 checkpoint: {found}')}"):
+            import_sodeep2019(path)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_every_truncation_of_a_2019_checkpoint_says_so(zipped: bool, tmp_path: Path) -> None:
+    n, network = network_2019("grus")
+    path = tmp_path / "old.pth"
+    torch.save(checkpoint_2019(network, "grus", n), path, _use_new_zipfile_serialization=zipped)
+    data = path.read_bytes()
+    for size in [*range(1, len(data), 101), len(data) - 1]:
+        path.write_bytes(data[:size])
+        with pytest.raises(ValueError, match=rf"is not a 2019 checkpoint: it is .*\. {re.escape(SHAPE_2019)}$"):
+            import_sodeep2019(path)
 
 
 def test_import_of_a_key_that_is_no_text(tmp_path: Path) -> None:
@@ -743,18 +996,15 @@ def test_pipes_and_devices_are_no_files(tmp_path: Path) -> None:
 
 def test_import_of_other_files(tmp_path: Path) -> None:
     path = tmp_path / "old.pth"
-    shape = (
-        " It should be a torch.save file of a dict with the weights, plain values and the argparse.Namespace of the "
-        "command line, nothing else."
-    )
     for data, found in (
         (b"", "it is empty."),
         (b"<html></html>", "it is a web page, saved by a download that failed."),
-        (b"PK\x03\x04 cut short", "it is damaged."),
-        (b"text", "it is damaged."),
+        (b"PK\x03\x04 cut short", "it is an archive that is truncated or damaged (File is not a zip file)."),
+        (b"text", "it is no pickle, or a damaged one (pop from empty list)."),
+        (pickle.dumps(5), "it was not written by torch.save."),
     ):
         path.write_bytes(data)
-        with pytest.raises(ValueError, match=whole(f"{path} is not a 2019 checkpoint: {found}{shape}")):
+        with pytest.raises(ValueError, match=whole(f"{path} is not a 2019 checkpoint: {found} {SHAPE_2019}")):
             import_sodeep2019(path)
     with pytest.raises(
         FileNotFoundError, match=whole(f"`path` must be a 2019 checkpoint, got {tmp_path}, not a file.")
@@ -767,7 +1017,7 @@ def test_import_of_other_files(tmp_path: Path) -> None:
         (
             network.state_dict(),
             f"{path} is not a 2019 checkpoint: it should be a dict with 'args_dict' and 'state_dict', found "
-            f"OrderedDict with {sorted(network.state_dict())[:8]}. Use the file that the training script wrote, "
+            f"dict with {sorted(network.state_dict())[:8]}. Use the file that the training script wrote, "
             "not the bare weights.",
         ),
         (

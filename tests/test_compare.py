@@ -1,14 +1,17 @@
 """Comparisons: what is trained, chosen, tested and kept; statistics; the command."""
 
 import contextlib
+import errno
 import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +21,12 @@ from click.testing import CliRunner
 from scipy.stats import ttest_rel
 
 import sodeep
+from sodeep import _compare_cli
 from sodeep import compare as comparing
 from sodeep.cli import main
 from sodeep.compare import Run, compare, read_runs, summarise, text_table
 from sodeep.tasks import TASKS
-from sodeep.tasks.contenders import RANKS, contender
+from sodeep.tasks.contenders import RANKS, Contender, contender
 
 TINY = {"epochs": 1, "seeds": 2}
 
@@ -206,6 +210,26 @@ def test_an_interrupted_comparison_goes_on(tmp_path, monkeypatch):
     assert plain(sorted(read_runs(out), key=str)) == plain(sorted(runs, key=str))
 
 
+def test_damaged_lines_are_no_runs(tmp_path):
+    run = Run("memorability", "d", "mse", 0, {"lr": 0.1}, "test", "ok", {"rho": 0.5})
+    good = json.loads(run.to_json())
+    lines = [
+        b"\xff", b"[" * 100_000, b"null", b"[]", b"9" * 5000,
+        *(
+            json.dumps({**good, "seed": place, **change}).encode()
+            for place, change in enumerate(
+                [
+                    {"task": "x"}, {"seed": "0"}, {"settings": None}, {"metrics": []}, {"metrics": {"rho": "1e999"}},
+                    {"curves": {"loss": 3}}, {"failure": "x"}, {"details": 5}, {"steps": None}, {"more": 1},
+                    {"seconds_per_step": "fast"},
+                ]
+            )
+        ),
+    ]  # fmt: skip
+    (tmp_path / "runs.jsonl").write_bytes(b"\n".join([*lines, run.to_json().encode(), *lines]) + b"\n")
+    assert read_runs(tmp_path) == [run]
+
+
 def test_a_signal_that_was_swallowed_ends_a_comparison_too(tmp_path, monkeypatch):
     train = comparing._train
 
@@ -221,7 +245,7 @@ def test_a_signal_that_was_swallowed_ends_a_comparison_too(tmp_path, monkeypatch
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-def test_weights_lost_before_the_test_are_trained_again(tmp_path, monkeypatch):
+def test_weights_lost_before_the_test_are_trained_again(finished, tmp_path, monkeypatch):
     def stop(run, done, total):
         if done == 4:
             raise KeyboardInterrupt
@@ -234,9 +258,237 @@ def test_weights_lost_before_the_test_are_trained_again(tmp_path, monkeypatch):
         path.unlink()
     done = trained(monkeypatch)
     runs = compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1)
-    assert len(done) == 4
-    assert runs[-1].stage == "test"
+    assert [settings for _, _, settings in done] == [runs[-1].settings]  # of the best, which is all that is tested
+    assert plain(runs) == plain(run for run in finished[1] if (run.loss, run.seed) == ("mse", 0))
     assert len(read_runs(tmp_path)) == 5
+
+
+BOTH = ["mse", "spearman:laplace"]
+
+
+def copied(finished, tmp_path):
+    """The folder of the finished comparison, to be tampered with."""
+    return Path(shutil.copytree(finished[0], tmp_path / "copy"))
+
+
+@pytest.mark.parametrize("error", [MemoryError("too much"), OSError(errno.EIO, "Input/output error"), KeyError("x")])
+def test_a_test_that_failed_is_listed_and_repeated(finished, tmp_path, monkeypatch, error):
+    evaluate, tests = TASKS["memorability"].evaluate, []
+
+    def fails_once(self, model, split, details=False):
+        tests.extend([split] * (split == "test"))
+        if split == "test" and len(tests) == 2:  # of spearman:laplace, seed 0
+            raise error
+        return evaluate(self, model, split, details)
+
+    monkeypatch.setattr(TASKS["memorability"], "evaluate", fails_once)
+    runs = compare("memorability", BOTH, out=tmp_path, **TINY)
+    (failed,) = summarise(runs).failed
+    reason = f"in the test, {type(error).__name__}: {error}"
+    assert (failed.loss, failed.seed, failed.stage) == ("spearman:laplace", 0, "test")
+    assert failed.failure == {"step": 12, "reason": reason, "values": {}, "again": True}
+    table = text_table(summarise(runs))
+    assert ": mean ± sd over the seeds, * = best mean\n" in table
+    assert re.search(r"^spearman:laplace  1 of 2  [-0-9.]+\*? ", table, re.MULTILINE)
+    assert table.endswith(f"\nspearman:laplace (lr={failed.settings['lr']}, seed 0) failed at step 12: {reason}")
+    assert len(list((tmp_path / "weights").iterdir())) == 4
+    done = trained(monkeypatch)
+    again = compare("memorability", BOTH, out=tmp_path, **TINY)
+    assert done == []
+    assert plain(again) == plain(finished[1])
+    assert plain(sorted(read_runs(tmp_path), key=str)) == plain(sorted(again, key=str))
+    assert list((tmp_path / "weights").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("too much"),
+        OSError(errno.ENOSPC, "No space left on device"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    ],
+)
+def test_a_training_that_failed_for_want_of_something_is_repeated(finished, tmp_path, monkeypatch, error):
+    with monkeypatch.context() as patch:
+        step, calls = comparing._Training._step, []
+
+        def fails_once(self, number, batch):
+            calls.append(number)
+            if len(calls) == 12 + 3:
+                raise error
+            return step(self, number, batch)
+
+        patch.setattr(comparing._Training, "_step", fails_once)
+        runs = compare("memorability", BOTH, out=tmp_path, **TINY)
+    assert [(run.settings, run.failure["again"]) for run in runs if run.status == "failed"] == [
+        (runs[1].settings, True)
+    ]
+    done = trained(monkeypatch)
+    again = compare("memorability", BOTH, out=tmp_path, **TINY)
+    assert done == [("mse", 0, runs[1].settings)]
+    assert plain(again) == plain(finished[1])
+    assert list((tmp_path / "weights").iterdir()) == []
+
+
+@pytest.mark.parametrize(("place", "count"), [("weights", 2), ("details", 1), ("runs", 3)])
+def test_a_full_disk_stops_a_comparison_that_then_goes_on(finished, tmp_path, monkeypatch, place, count):
+    if place == "runs":
+        patched, name, found = (
+            comparing.os,
+            "fsync",
+            lambda number: "runs.jsonl" in os.readlink(f"/proc/self/fd/{number}"),
+        )
+        full = OSError(errno.ENOSPC, "No space left on device")  # as fsync says it
+    else:
+        patched, name, found = comparing, "write_atomic", lambda path, *_: path.parent.name == place
+        full = OSError(errno.ENOSPC, "No space left on device", str(tmp_path / place / "x"))
+    if place == "runs" and not Path("/proc/self/fd").exists():
+        pytest.skip("no /proc")
+    function, calls = getattr(patched, name), []
+
+    def fails(*arguments):
+        calls.extend([0] * bool(found(*arguments)))
+        if len(calls) == count:
+            raise full
+        return function(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(patched, name, fails)
+        with pytest.raises(comparing.ComparisonStopped) as stop:
+            compare("memorability", BOTH, out=tmp_path, **TINY)
+    kept = {"weights": 1, "details": 4, "runs": 2}[place]
+    where = tmp_path / {"runs": ""}.get(place, f"{place}/x")
+    expected = (
+        f"Stopped: No space left on device: {where}. {kept} of 20 runs are kept in {tmp_path}: start again to go on."
+    )
+    assert (str(stop.value), stop.value.signum) == (expected, 0)
+    assert plain(compare("memorability", BOTH, out=tmp_path, **TINY)) == plain(finished[1])
+
+
+@pytest.mark.parametrize("number", [0, 4, 7], ids=["training", "test", "training of another"])
+@pytest.mark.parametrize("damage", [lambda line: line[: len(line) // 2], lambda _: b"\xff\xfe", lambda _: b"[3]"])
+def test_a_damaged_line_is_set_aside_and_done_again(finished, tmp_path, monkeypatch, number, damage):
+    out = copied(finished, tmp_path)
+    lines = (out / "runs.jsonl").read_bytes().splitlines(keepends=True)
+    lost, lines[number] = lines[number], damage(lines[number]) + b"\n"
+    (out / "runs.jsonl").write_bytes(b"".join(lines))
+    done = trained(monkeypatch)
+    expected = (
+        f"1 line is damaged in {out / 'runs.jsonl'}: set aside in damaged.jsonl, and what is missing is done again."
+    )
+    with pytest.warns(UserWarning, match="^" + re.escape(expected) + "$"):
+        runs = compare("memorability", BOTH, out=out, **TINY)
+    run = Run.from_json(lost)
+    assert done == [(run.loss, run.seed, run.settings)]  # or the best again, for a test
+    assert plain(runs) == plain(finished[1])
+    assert (out / "damaged.jsonl").read_bytes() == damage(lost) + b"\n"
+    assert sorted(plain(read_runs(out)), key=str) == sorted(plain(runs), key=str)
+    assert plain(compare("memorability", BOTH, out=out, **TINY)) == plain(runs)
+    assert len(done) == 1
+
+
+@pytest.mark.parametrize("dropped", ["the best", "another"])
+def test_another_grid_is_gone_on_with(tmp_path, monkeypatch, dropped):
+    given = {"out": tmp_path / "runs", "seeds": 1, "epochs": 1}
+    *trainings, test = compare("memorability", ["mse"], **given)
+    grid = [run.settings for run in trainings]
+    kept = [settings for settings in grid if (settings == test.settings) != (dropped == "the best")][:3]
+    new = [*kept, *[{"lr": 0.0005}] * (4 - len(kept))] if dropped == "the best" else [*kept, {"lr": 0.0005}]
+    monkeypatch.setattr(Contender, "grid", lambda *_: new)
+    done = trained(monkeypatch)
+    runs = compare("memorability", ["mse"], **given)
+    trained_now = [settings for _, _, settings in done]
+    assert trained_now == [{"lr": 0.0005}] + [runs[-1].settings] * (dropped == "the best")
+    assert plain(runs) == plain(compare("memorability", ["mse"], **{**given, "out": tmp_path / "fresh"}))
+    assert list((tmp_path / "runs/weights").iterdir()) == []
+
+
+def test_nan_is_the_worst_of_settings(tmp_path, monkeypatch):
+    train = comparing._train
+
+    def nan_first(job):
+        run = train(job)
+        return (
+            comparing.replace(run, metrics={**run.metrics, "Spearman": math.nan}) if job.settings["lr"] < 1e-3 else run
+        )
+
+    monkeypatch.setattr(comparing, "_train", nan_first)
+    runs = compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1)
+    assert math.isnan(runs[0].metrics["Spearman"])
+    best = max(runs[1:4], key=lambda run: run.metrics["Spearman"])
+    assert runs[-1].settings == best.settings
+
+
+def test_one_process_at_a_time_writes_to_a_folder(tmp_path):
+    pytest.importorskip("fcntl")
+    told = []
+
+    def start_another(*_):
+        with pytest.raises(FileExistsError) as error:
+            compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1)
+        told.append(str(error.value))
+
+    runs = compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1, on_run=start_another)
+    expected = f"`out` {tmp_path} is being written by another comparison. Wait for it to end, or choose another folder."
+    assert told == [expected] * 5
+    assert compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1) == runs
+
+
+def test_what_killed_processes_left_is_swept(finished, tmp_path):
+    out = copied(finished, tmp_path)
+    before = {path.relative_to(out) for path in out.rglob("*")}
+    first = finished[1][0]
+    litter = [
+        ".comparison.json.0123abcd.tmp",
+        "weights/.mse-0-0123abcd.safetensors.0123abcd.tmp",
+        "details/.mse-0-0123abcd.npz.0123abcd.tmp",
+        "details/mse-0-0123abcd.4711.tmp",  # of older versions
+        f"weights/{comparing._file_name(first.loss, first.seed, first.settings)}.safetensors",  # tested already
+        ".lock",
+    ]
+    for name in litter:
+        (out / name).touch()
+    (out / ".tensorboard.0123abcd.tmp/memorability").mkdir(parents=True)
+    (out / "my notes.tmp").touch()
+    assert compare("memorability", BOTH, out=out, **TINY) == finished[1]
+    assert {path.relative_to(out) for path in out.rglob("*")} == before | {Path("my notes.tmp")}
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError) as error:
+        compare("memorability", ["mse"], out=tmp_path / "file/out")
+    expected = f"[Errno {errno.ENOTDIR}] `out` must be a folder that can be written to: Not a directory: "
+    assert str(error.value) == f"{expected}'{tmp_path / 'file/out'}'"
+
+
+def test_runs_of_other_versions_are_read():
+    line = json.loads(Run("memorability", "d", "mse", 0, {"lr": 0.1}, "test", "ok", {"Spearman": 0.5}).to_json())
+    del line["curves"], line["peak_memory"], line["failure"]
+    run = Run.from_json(json.dumps({**line, "of a newer version": 3}))
+    assert run == Run("memorability", "d", "mse", 0, {"lr": 0.1}, "test", "ok", {"Spearman": 0.5})
+    for wrong in ({**line, "stage": "tset"}, {**line, "seed": "0"}, {**line, "settings": None}, [line]):
+        with pytest.raises(ValueError, match=r"^`line` must be a run, got '"):
+            Run.from_json(json.dumps(wrong))
+
+
+def test_what_it_costs_is_known_before_it_starts_and_changes_nothing(bad_losses, finished, tmp_path):
+    plans = []
+    raises = f"{bad_losses}:raises"
+    runs = compare("memorability", [*BOTH, raises], out=tmp_path / "out", on_start=plans.append, **TINY)
+    assert plain(run for run in runs if run.loss != raises) == plain(finished[1])
+    again = compare("memorability", [*BOTH, raises], out=tmp_path / "out", on_start=plans.append, **TINY)
+    assert again == runs
+    plan, empty = plans
+    assert plan.trainings == dict.fromkeys([*BOTH, raises], 8)
+    assert plan.tests == dict.fromkeys([*BOTH, raises], 2)
+    assert plan.seconds_per_step[raises] is None
+    for loss in BOTH:
+        assert 0 < 12 * plan.seconds_per_step[loss] < plan.seconds_per_training[loss]
+    each = [8 * (plan.seconds_per_training[loss] or 0) + 2 * plan.seconds_per_test for loss in [*BOTH, raises]]
+    assert plan.seconds == pytest.approx(sum(each))
+    assert (empty.trainings, empty.tests, empty.seconds) == ({}, {}, 0)
 
 
 def test_another_comparison_is_not_mixed_in(finished):
@@ -311,6 +563,109 @@ def test_other_data_under_the_same_name_are_not_mixed_in(tmp_path):
     held.write_text(json.dumps(older))
     assert compare("memorability", ["mse"], data=first, seeds=1, **given) == runs
     assert json.loads(held.read_bytes()) == json.loads(marked)
+
+
+def test_an_edited_file_is_read_again(tmp_path):
+    path = scores_file(tmp_path / "data/scores.csv")
+    first = compare("memorability", ["mse"], data=path, out=tmp_path / "first", seeds=1, epochs=1)
+    path.write_text(path.read_text().replace(",0.0\n", ",0.9\n", 1))
+    second = compare("memorability", ["mse"], data=path, out=tmp_path / "second", seeds=1, epochs=1)
+    fresh = compare("memorability", ["mse"], data=scores_copy(path), out=tmp_path / "third", seeds=1, epochs=1)
+    assert [run.metrics for run in second] == [run.metrics for run in fresh]
+    assert [run.metrics for run in second] != [run.metrics for run in first]
+
+
+def scores_copy(path):
+    copy = path.parent / "copy" / path.name
+    copy.parent.mkdir()
+    copy.write_bytes(path.read_bytes())
+    return copy
+
+
+@pytest.mark.parametrize("done", [2, 4, 5])  # in the trainings of a seed, before its test, between two seeds
+def test_data_that_change_during_a_comparison_end_it(tmp_path, done):
+    path = scores_file(tmp_path / "data/scores.csv")
+
+    def edit(run, number, total):
+        if number == done:
+            path.write_text(path.read_text() + "\n3,3,0.3")
+            comparing._task.cache_clear()  # as in another process, or with another seed
+
+    expected = (
+        f"`data` {path} must stay the same while losses are compared, got other data than at the start. "
+        "Put back what was there and start again, or take another folder for the new data."
+    )
+    with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
+        compare("memorability", ["mse"], data=path, out=tmp_path / "out", seeds=2, epochs=1, on_run=edit)
+    assert len(read_runs(tmp_path / "out")) == done
+
+
+def test_columns_and_text_features_are_kept_apart(tmp_path):
+    path = tmp_path / "said.csv"
+    words = ["red", "green", "small", "dog", "runs"]
+    rng = np.random.default_rng(0)
+    rows = [f"{i};{' '.join(rng.choice(words, 4))};{i % 7};{i / 60}" for i in range(60)]
+    path.write_text("\n".join(["id;words;age;rt", *rows]))
+    given = {"data": path, "out": tmp_path / "out", "seeds": 1, "epochs": 1, "target": "rt", "text": "words"}
+    runs = compare("memorability", ["mse"], predictors=["age"], **given)
+    assert {run.status for run in runs} == {"ok"}
+    assert {run.data for run in runs} == {"said, rt, tf-idf of n-grams"}
+    other = f"`out` {tmp_path / 'out'} holds a comparison "
+    end = " Choose another folder, or delete it."
+    expected = f"{other}on other data under the name 'said, rt, tf-idf of n-grams'.{end}"
+    with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
+        compare("memorability", ["mse"], predictors=["id"], **given)
+    expected = f"{other}with data 'said, rt, tf-idf of n-grams', not 'said, rt, wordllama vectors'.{end}"
+    pytest.importorskip("tokenizers")
+    pytest.importorskip("wordllama")
+    with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
+        compare("memorability", ["mse"], predictors=["age"], text_features="wordllama", **given)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (
+            {"text_features": "tf-idf"},
+            "`text_features` must not be given for the toy task, which has no texts, got 'tf-idf'.",
+        ),
+        ({"target": "rt"}, "`target` must not be given for the toy task, which has no table of columns, got 'rt'."),
+        ({"text": "x"}, "`text` must not be given for the toy task, which has no table of columns, got 'x'."),
+        (
+            {"predictors": ["x"]},
+            "`predictors` must not be given for the toy task, which has no table of columns, got ('x',).",
+        ),
+        ({"predictors": "age"}, "`predictors` must be a list of names, got 'age'. Put it in brackets."),
+    ],
+)
+def test_options_that_a_task_has_not(tmp_path, options, expected):
+    with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
+        compare("toy", ["bce"], out=tmp_path, **options)
+
+
+def test_asp_without_graded_relevance(tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for split in ("train", "val", "test"):
+        arrays |= {f"{split}_images": rng.random((12, 3)), f"{split}_captions": rng.random((12, 4))}
+        arrays[f"{split}_image_of_caption"] = np.arange(12)
+    path = tmp_path / "x.npz"
+    np.savez(path, **arrays)
+    given = {"data": path, "out": tmp_path / "out", "seeds": 1, "epochs": 1}
+    for loss in ("asp", "triplet-hard+asp"):
+        expected = (
+            f"`loss` {loss} needs graded relevance, which these data do not have. Add codes or classes of the images "
+            "to the npz (<split>_codes, <split>_labels), or leave that loss out."
+        )
+        with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
+            compare("cross-modal", ["nt-xent", loss], **given)
+    assert not (tmp_path / "out").exists()
+    runs = compare("cross-modal", **given)
+    assert {"asp", "triplet-hard+asp"}.isdisjoint({run.loss for run in runs})
+    assert {run.status for run in runs} == {"ok"}
+    np.savez(path, **arrays, **{f"{split}_labels": np.arange(12) // 3 for split in ("train", "val", "test")})
+    runs = compare("cross-modal", ["asp"], **{**given, "out": tmp_path / "graded"})
+    assert "i2t ASP" in runs[-1].metrics
 
 
 @pytest.mark.parametrize(
@@ -595,6 +950,19 @@ def test_many_metrics_make_several_tables(tmp_path):
         assert f"{name} " in table
 
 
+def test_text_table_of_losses_with_fewer_seeds():
+    runs = made_up("mse", [0.5, 0.6]) + made_up("l1", [0.7]) + made_up("huber", [])
+    failed = Run("memorability", "d", "huber", 0, {}, "test", "failed")
+    assert text_table(summarise([*runs, failed])).splitlines()[:6] == [
+        "memorability on d: mean ± sd over the seeds, * = best mean",
+        "",
+        "loss   seeds   Spearman ↑     MAE ↓          Spearman - mse  ms/step",
+        "--------------------------------------------------------------------",
+        "mse    2 of 2  0.550 ± 0.071  0.450 ± 0.071  baseline        10.0",
+        "l1     1 of 2  0.700*         0.300*         +0.200          10.0",
+    ]
+
+
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
@@ -636,6 +1004,43 @@ def test_no_tested_run_is_a_failure(bad_losses, tmp_path):
     assert re.search(rf"^{bad_losses}:raises +failed$", result.stdout, re.MULTILINE)
     assert (tmp_path / "out/report.md").exists()
     assert run("memorability", *options, "--loss", "mse").exit_code == 0
+
+
+def test_command_names_the_columns_of_a_table(tmp_path):
+    path = tmp_path / "my.csv"
+    path.write_text("\n".join(["id;age;weight;rt", *(f"x{i};{i % 7};{i % 5};{i / 40}" for i in range(40))]))
+    options = ["--data", path, "--loss", "mse", "--seeds", 1, "--epochs", 1, "--out", tmp_path / "out"]
+    result = run("memorability", *options, "--target", "rt", "--predictor", "age", "--predictor", "weight")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[1].startswith("memorability on my, rt: ")
+    result = run("memorability", *options, "--target", "RT")
+    assert (result.exit_code, result.stderr) == (
+        1,
+        f"Error: `target` must be in '{path}', got 'RT' for the columns id, age, weight, rt (apart by semicolons). "
+        "Is it 'rt'?\n",
+    )
+
+
+def test_a_loss_of_the_form_of_pytorch_metric_learning(tmp_path, monkeypatch):
+    (tmp_path / "pml_of_a_test.py").write_text(
+        "import torch\n"
+        "class Mine(torch.nn.Module):\n"
+        "    def forward(self, embeddings, labels):\n"
+        "        assert embeddings.ndim == 2 and labels.ndim == 1\n"
+        "        return embeddings.square().mean()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    name = "pml_of_a_test:Mine"
+    runs = compare("retrieval", [name], out=tmp_path / "out", seeds=1, epochs=1)
+    assert {run.status for run in runs} == {"ok"}
+    expected = (
+        f"`loss` must fit the memorability task, got '{name}', a loss of another kind. It is called as loss(embeddings "
+        "(n, d), labels (n,)), this task calls loss(scores (n,), target (n,)). Those compared by default are "
+    )
+    with pytest.raises(ValueError, match="^" + re.escape(expected)):
+        compare("memorability", [name], out=tmp_path / "other")
+    told = " ".join(CliRunner().invoke(main, ["compare", "--help"], terminal_width=100).output.split())
+    assert "in retrieval as loss(embeddings, labels) if its first argument is called embeddings" in told
 
 
 def test_command_writes_for_tensorboard(tmp_path):
@@ -724,8 +1129,141 @@ def test_mistakes_are_one_message(arguments, expected, tmp_path, monkeypatch):
     assert "Traceback" not in result.output
 
 
+def told(monkeypatch, terminal=False):
+    """A `_Progress` whose clock is set by hand, and what it has said."""
+    clock, out, err = [0.0], [], []
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    monkeypatch.setattr(
+        _compare_cli.click, "echo", lambda text, nl=True, err_=err, err=False: (err_ if err else out).append(text)
+    )
+    return _compare_cli._Progress(lambda: clock[0]), clock, out, err
+
+
+PLAN = comparing.Plan(
+    trainings={"mse": 8, "recall:set": 8},
+    tests={"mse": 2, "recall:set": 2},
+    seconds_per_step={"mse": 0.001, "recall:set": 0.04},
+    seconds_per_training={"mse": 1.0, "recall:set": 49.0},
+    seconds_per_test=10.0,
+    jobs=2,
+)
+"""220 s, twice 220 s of work."""
+
+
+def test_how_far_it_is_where_there_is_no_terminal(monkeypatch):
+    progress, clock, out, err = told(monkeypatch)
+    progress.begin(PLAN)
+    assert out.pop().splitlines() == [
+        "loss        ms/step  a training  trainings",
+        "mse             1.0         1 s          8",
+        "recall:set     40.0        49 s          8",
+        "16 trainings, 4 tests: about 4 min in 2 processes",
+    ]
+    training = Run("memorability", "d", "recall:set", 0, {"lr": 0.1}, "tuning", "ok")
+    clock[0] = 29
+    progress(training, 1, 20)
+    assert out == []
+    clock[0] = 49
+    progress(training, 2, 20)
+    assert out == ["2 of 20 runs, about 3 min to go"]  # 98 s of work in 49 s, 342 s to do
+    clock[0] = 50
+    progress(training, 3, 20)
+    assert len(out) == 1
+    assert err == []
+
+
+def test_the_line_on_a_terminal_is_cleared_and_the_cursor_left_alone(monkeypatch):
+    progress, clock, out, err = told(monkeypatch, terminal=True)
+    progress.begin(PLAN)
+    clock[0] = 1
+    progress(made_up("mse", [0.5])[0], 1, 20)
+    progress.close()
+    assert out[1:] == ["mse, seed 0: Spearman 0.500 (lr=0.1)"]
+    clear = "\r\033[K"
+    assert [text.partition(clear)[2] for text in err] == [
+        "training, about 4 min to go",
+        "",
+        "1 of 20 runs, about 43 s to go",
+        "",
+    ]
+    assert "\033[?25" not in "".join(err)
+
+
+def test_a_closed_output_stops_the_command_in_one_line(tmp_path, monkeypatch):
+    echo = _compare_cli.click.echo
+
+    def closed(text, err=False, **options):
+        if not err and "seed 0" in text:
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+        echo(text, err=err, **options)
+
+    monkeypatch.setattr(_compare_cli.click, "echo", closed)
+    options = ["memorability", "--loss", "mse", "--seeds", 1, "--epochs", 1, "--out", tmp_path]
+    result = run(*options)
+    expected = "Stopped: the output cannot be written (Broken pipe). What is done is kept in "
+    assert (result.exit_code, result.stderr) == (1, f"{expected}{tmp_path}: start again to go on.\n")
+    assert len(read_runs(tmp_path)) == 5
+    monkeypatch.setattr(_compare_cli.click, "echo", echo)
+    assert run(*options).exit_code == 0
+
+
+def test_warnings_are_one_line(finished, tmp_path):
+    out = copied(finished, tmp_path)
+    with (out / "runs.jsonl").open("ab") as file:
+        file.write(b"{\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        result = run("memorability", "--loss", "mse", "--seeds", 2, "--epochs", 1, "--out", out)
+    expected = "set aside in damaged.jsonl, and what is missing is done again."
+    assert result.stderr == f"Note: 1 line is damaged in {out / 'runs.jsonl'}: {expected}\n"
+    assert result.exit_code == 0
+
+
+def test_a_log_that_cannot_be_written_leaves_the_old_one(finished, tmp_path, monkeypatch):
+    out = copied(finished, tmp_path)
+    (out / "tensorboard/old").mkdir(parents=True)
+
+    def full(folder, board, **_):
+        (board / "memorability").mkdir(parents=True)
+        raise OSError(errno.ENOSPC, "No space left on device", str(board / "events"))
+
+    monkeypatch.setattr("sodeep.report.write_tensorboard", full)
+    monkeypatch.setattr("sodeep.report._pictures", lambda *_: iter(()))
+    result = run("memorability", "--loss", "mse", "--seeds", 2, "--epochs", 1, "--out", out, "--tensorboard")
+    assert result.exit_code == 1
+    assert re.fullmatch(r"Error: No space left on device: \S+/events\n", result.stderr)
+    assert re.search("^mse .*baseline", result.stdout, re.MULTILINE)
+    assert (out / "tensorboard/old").exists()
+    assert list(out.glob(".*")) == []
+
+
+def test_signals_that_are_ignored_stay_so():
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with comparing._interruptible() as received:
+            signal.raise_signal(signal.SIGTERM)
+        assert received == []
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_killed_comparisons_end_as_others_do():
+    """Many more kills are made by the script itself; the moments of these are the same everywhere."""
+    pytest.importorskip("matplotlib")
+    script = Path(__file__).parents[1] / "scripts/kill_compare.py"
+    options = ["--kills", "3", "--seed", "1", "--files-only"]
+    done = subprocess.run([sys.executable, script, *options], capture_output=True, text=True, check=False)
+    assert re.fullmatch(
+        r"3 kills, \d+ comparisons?: all equal to one without kills, nothing left over; \d+ s\n", done.stdout
+    ), done
+
+
 @pytest.mark.skipif(os.name != "posix", reason="signals")
-@pytest.mark.parametrize(("signum", "jobs"), [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGTERM, 2)])
+@pytest.mark.parametrize(
+    ("signum", "jobs"),
+    [(signal.SIGINT, 1), (signal.SIGTERM, 1), (getattr(signal, "SIGHUP", None), 1), (signal.SIGTERM, 2)],
+)
 def test_a_signal_keeps_what_is_done(tmp_path, signum, jobs):
     with started(tmp_path, jobs) as process:
         process.send_signal(signum)

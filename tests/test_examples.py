@@ -1,7 +1,10 @@
 """The examples, run as a reader runs them but with tiny sizes; what they print must get better."""
 
+import os
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,6 +68,17 @@ def test_lightning_retrieval():
     pytest.importorskip("sklearn")
     pytest.importorskip("lightning")
     before, after = numbers("mAP@R", run("lightning_retrieval", "--epochs", "1"))
+    assert after > before + 0.05
+
+
+def test_lightning_retrieval_on_two_devices():
+    pytest.importorskip("sklearn")
+    pytest.importorskip("lightning")
+    # Lightning starts the second process by running the script again
+    command = [sys.executable, str(EXAMPLES / "lightning_retrieval.py"), "--epochs", "1", "--devices", "2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    before, after = numbers("mAP@R", done.stdout)  # of one process
     assert after > before + 0.05
 
 

@@ -12,7 +12,7 @@ import torch
 
 from sodeep._plain_pickle import NotPlainError, read_plain_pickle
 from sodeep.metrics import average_precision
-from sodeep.tasks import layouts
+from sodeep.tasks import layouts, read_data
 from sodeep.tasks.layouts import (
     read_class_folders,
     read_cub,
@@ -296,6 +296,7 @@ def test_revisited_errors(tmp_path):
         (json.dumps(truth() | {"qimlist": ["a"]}), "1 queries and 2 entries of gnd"),
         ("[1, 2]", "list indices must be integers or slices, not str"),
         ("<html>", "Expecting value: line 1 column 1 (char 0)"),
+        ("[" * 100_000, "maximum recursion depth exceeded while decoding a JSON array from a unicode string"),
     ]:
         path.write_text(content)
         assert message(read_revisited, path) == f"`path` must be {expected}, got '{path}': {fault}. {origin}"
@@ -359,7 +360,8 @@ def test_trapezoidal_ap_masks_and_undefined_lists():
 
 PLAIN = [
     None, True, False, 0, -3, 300, 70_000, 2**40, -(2**70), 1.5, float("inf"), "text", "ü" * 300, b"bytes" * 60,
-    bytearray(b"x"), [], (), {}, (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4), [1, [2, [3]]], {"a": {"b": [1.0]}, (1, "k"): 2},
+    bytearray(b"x"), [], (), {}, (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4),
+    [1, [2, [3]]], {"a": {"b": [1.0]}, 1: 2, b"k": 3},
 ]  # fmt: skip
 ARRAYS = [
     np.arange(6).reshape(2, 3), np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.array(7), np.zeros((0, 3)),
@@ -406,20 +408,95 @@ def test_python_2_pickles(tmp_path):
     np.testing.assert_array_equal(found["n"], [1, 2])
 
 
-def test_shared_and_recursive_containers(tmp_path):
+def test_shared_containers(tmp_path):
     inner = [np.arange(2)]
     found = plain(tmp_path, pickle.dumps([inner, inner]))
     assert found[0] is found[1]
-    loop = []
-    loop.append(loop)
-    found = plain(tmp_path, pickle.dumps(loop))
-    assert found[0] is found
-    # nested pairs of themselves: 2**60 leaves if each were visited
-    pair = (1,)
-    for _ in range(60):
-        pair = (pair, pair)
-    found = plain(tmp_path, pickle.dumps(pair))
-    assert found[0] is found[1]
+
+
+def nested(depth, value=1):
+    for _ in range(depth):
+        value = (value,)
+    return value
+
+
+def pairs(count):
+    """Pairs of pairs of pairs: 2**count numbers, written out."""
+    value = (1,)
+    for _ in range(count):
+        value = (value, value)
+    return value
+
+
+def loop(through):
+    value = []
+    value.append(through(value))
+    return value
+
+
+DEEP = "it has more than 100 lists, dicts and tuples in each other"
+LARGE = "it would be much larger than the file, which uses the same parts over and over"
+LOOP = "it has a list or dict that holds itself"
+LONG_TEXT = b"X\x00\x00\x10\x00" + b"a" * 2**20 + b"q\x00"  # a MiB, kept under 0
+HOSTILE_PICKLES = {
+    "a million deep": (b")" + b"\x85" * 1_000_000 + b".", "it has more than 200,000 dicts, lists, tuples and arrays"),
+    "deep tuples": (b")" + b"\x85" * 100_000 + b".", DEEP),
+    "deep lists": (b"]" * 50_000 + b"a" * 49_999 + b".", DEEP),
+    "deep by parts": (pickle.dumps([nested(60), nested(60, nested(60))]), DEEP),
+    "shared pairs": (pickle.dumps(pairs(60)), LARGE),
+    "shared pairs in a name": (
+        pickle.dumps(pairs(60))[:-1] + b"h\x00\x93.",
+        "it is damaged (a tuple where a str belongs)",
+    ),
+    "shared list": (b"](](" + b"K\x01" * 40_000 + b"eq\x01" + b"h\x01" * 40_000 + b"e.", LARGE),
+    "loop": (pickle.dumps(loop(lambda x: x)), LOOP),
+    "loop through a dict and a tuple": (pickle.dumps(loop(lambda x: {"a": (x,)})), LOOP),
+    "long number": (
+        b"\x8b" + (100_000).to_bytes(4, "little") + b"\xff" * 99_999 + b"\x7f.",
+        "it holds a number of 799999 bits",
+    ),
+    "numbers of one hash as keys": (
+        pickle.dumps({i * (2**61 - 1): 0 for i in range(3)}),
+        "it has a dict with a int as a key, not a text or a small number",
+    ),
+    "tuple as a key": (
+        pickle.dumps({(1, 2): 3}),
+        "it has a dict with a tuple as a key, not a text or a small number",
+    ),
+    "a memo at the other end": (
+        b"Nr\xff\xff\xff\x7f.",
+        "it is damaged (a memo of more entries than the file has bytes)",
+    ),
+    "a text encoded over and over": (
+        LONG_TEXT + b"(" + b"c_codecs\nencode\nh\x00X\x06\x00\x00\x00latin1\x86R" * 100 + b"l.",
+        "it is damaged (it makes more of its bytes than it holds)",
+    ),
+    "too many": (b"]" * 200_001, "it has more than 200,000 dicts, lists, tuples and arrays"),
+    "too many numbers": (b"(" + b"K\x01" * 1_500_000 + b"l.", "it has more than 1,500,000 entries"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE_PICKLES)
+def test_pickles_that_ask_for_too_much_are_refused(tmp_path, case):
+    data, fault = HOSTILE_PICKLES[case]
+    assert message(plain, tmp_path, data, error=NotPlainError) == fault
+
+
+@pytest.mark.parametrize(
+    ("shape", "code", "fault"),
+    [
+        ((2**40, 0), "u1", "it is damaged (the shape of an array)"),
+        ((-1, 0), "u1", "it is damaged (the shape of an array)"),
+        ((0,) * 40, "u1", "it is damaged (the shape of an array)"),
+        ((2**30, 0), "u1", LARGE),
+        ((3,), "U0", "it holds a numpy array of type 'U0'"),
+    ],
+)
+def test_arrays_of_nothing_are_refused(tmp_path, shape, code, fault):
+    """Their rows could be walked through for ever."""
+    data = b"(cnumpy.core.multiarray\n_reconstruct\n)R(K\x01" + pickle.dumps(shape, 2)[2:-1]
+    data += b"cnumpy\ndtype\n" + pickle.dumps((code,), 2)[2:-1] + b"R\x89U\x00tbl."
+    assert message(plain, tmp_path, data, error=NotPlainError) == fault
 
 
 class Call:
@@ -442,7 +519,7 @@ class Call:
         (np.zeros(2, dtype=[("a", "i4")]), "it holds a numpy array of type 'V4'"),
         (np.array("2020-01-01", dtype="M8[D]"), "it holds a numpy array of type 'M8'"),
         ({1, 2}, "it uses EMPTY_SET, which plain data does not need"),
-        (np.ndarray, "it holds _Name(name='numpy.ndarray'), which is not plain data"),
+        (np.ndarray, "it holds numpy.ndarray, which is not plain data"),
         (np.dtype("f4"), "it holds _Dtype(code='f4', order='<'), which is not plain data"),
         (re.compile("x"), "it asks for re._compile, which is not plain data"),
     ],
@@ -467,10 +544,10 @@ def test_nothing_runs(tmp_path):
         (b"K\x01", "it is no pickle, or a damaged one (pickle exhausted before seeing STOP)"),
         (b"h\x05.", "it is no pickle, or a damaged one (5)"),
         (b"K\x01K\x02a.", "it is damaged (a int where a list belongs)"),
-        (b"}]K\x01s.", "it is no pickle, or a damaged one (unhashable type: 'list')"),
+        (b"}]K\x01s.", "it has a dict with a list as a key, not a text or a small number"),
         (b"cnumpy\ndtype\n).", None),  # something is left
         (b"cnumpy\ndtype\n)R.", None),
-        (b"cnumpy\nndarray\n)R.", "it is damaged (a call of ndarray)"),
+        (b"cnumpy\nndarray\n)R.", "it is damaged (a call of numpy.ndarray)"),
         (b"c_codecs\nencode\n(V\xe9\nVrot13\ntR.", "it is damaged (bytes encoded as 'rot13')"),
         (b"cnumpy.core.multiarray\n_reconstruct\n)R.", "it is damaged (an array without data)"),
         (b".", None),
@@ -549,6 +626,7 @@ def test_karpathy_errors(tmp_path):
     keys = "{'images': [{'filename', 'split', 'sentences': [{'raw'}, …]}, …]}"
     for content, fault in [
         ("<html>", f"dataset.json must be JSON: {keys}, got text that is not JSON"),
+        ("[" * 100_000, f"dataset.json must be JSON: {keys}, got text that is not JSON"),
         ('{"annotations": []}', f"dataset.json must be {keys}, got no 'images'"),
         ('{"images": [{"filename": "1.jpg"}]}', f"dataset.json must be {keys}, got no 'split'"),
         (json.dumps({"images": [karpathy("test")]}), "dataset.json must have images of the split train, got none"),
@@ -604,10 +682,16 @@ MEDIAEVAL_ORIGIN = (
 
 def test_mediaeval_errors(tmp_path):
     path = tmp_path / "scores.csv"
+    for count in ("many", "1e999", ""):
+        path.write_text(MEDIAEVAL_2018.replace(",34,", f",{count},"))
+        assert message(read_mediaeval, path) == (
+            "scores.csv: nb_short-term_annotations must be a number, "
+            f"got {count!r} for video3.webm, in '{tmp_path}'. {MEDIAEVAL_ORIGIN}"
+        )
     path.write_text("a,b\n1,2\n")
     assert message(read_mediaeval, path) == (
         "scores.csv must have the columns video and short-term_memorability or video_id and scores_raw_short_term, "
-        f"got a, b, in '{tmp_path}'. {MEDIAEVAL_ORIGIN}"
+        f"got the columns a, b, in '{tmp_path}'. {MEDIAEVAL_ORIGIN}"
     )
     path.write_text("")
     assert message(read_mediaeval, path, normalized=True) == (
@@ -627,9 +711,71 @@ def test_mediaeval_errors(tmp_path):
     )
     captions.write_text("video3.webm a-dog\n")
     assert message(read_mediaeval, path, captions) == (
-        "captions.txt must have lines of a video, a tab and its caption, or the columns video_id and description, "
+        "captions.txt must have lines of a video, a tab and its caption, or the columns video_id and description, or "
+        f"description_0, description_1 and so on, got 'video3.webm a-dog', in '{tmp_path}'. {MEDIAEVAL_ORIGIN}"
+    )
+    captions = tmp_path / "captions.csv"
+    captions.write_text("video_id;caption\n1;a\n")
+    assert message(read_mediaeval, path, captions) == (
+        "captions.csv must have lines of a video, a tab and its caption, or the columns video_id and description, or "
+        "description_0, description_1 and so on, got the columns video_id, caption (apart by semicolons), "
         f"in '{tmp_path}'. {MEDIAEVAL_ORIGIN}"
     )
+
+
+MEMENTO = {
+    "train": (0.9, 0.8, ["a cat", "a red cat"]),
+    "dev": (0.7, 0.6, ["a dog", ""]),
+    "test": (0.5, 0.4, ["rain", "much rain"]),
+}
+
+
+def memento(parts, folders=False):
+    """As MediaEval gives Memento10k out: three files of scores, and three of captions in columns."""
+    files = {}
+    for part in parts:
+        raw, normalized, captions = MEMENTO[part]
+        place = "" if not folders else {"train": "training_set/"}.get(part, f"{part}_set/")
+        files[f"{place}{part}_scores.csv"] = (
+            f"video_id,video_url,scores_raw_short_term,scores_normalized_short_term\n{part}.mp4,x,{raw},{normalized}\n"
+        )
+        files[f"{place}{part}_text_descriptions.csv"] = (
+            f"video_id,video_url,description_0,description_1\n{part}.mp4,x,{captions[0]},{captions[1]}\n"
+        )
+    return files
+
+
+@pytest.mark.parametrize("folders", [False, True])
+@pytest.mark.parametrize(
+    ("parts", "splits"),
+    [
+        (["train", "dev", "test"], ["train", "val", "test"]),
+        (["train", "dev"], ["train", "test"]),  # the scores of the test are kept back
+        (["train", "test"], ["train", "test"]),
+    ],
+)
+def test_memento(tmp_path, folders, parts, splits):
+    write(tmp_path, memento(parts, folders))
+    found = only(layouts.MEMORABILITY, tmp_path)
+    assert found.name == "Memento10k, normalized scores, from captions"
+    assert found.split.tolist() == splits
+    assert found.target.tolist() == [MEMENTO[part][1] for part in parts]
+    assert found.texts == [" ".join(filter(None, MEMENTO[part][2])) for part in parts]
+
+
+def test_memento_in_one_file(tmp_path):
+    lines = ["video_id,split,scores_normalized_short_term,description_0,description_1"]
+    lines += [f"{i},{split},{i / 10},a {i},b" for i, split in enumerate(("train", "dev", "test"))]
+    write(tmp_path, {"memento.csv": "\n".join(lines)})
+    data = read_data(tmp_path / "memento.csv", layouts.MEMORABILITY, "memorability")  # the first that fits: no table
+    assert data.split.tolist() == ["train", "val", "test"]
+    assert data.target.tolist() == [0.0, 0.1, 0.2]
+    assert data.texts == ["a 0 b", "a 1 b", "a 2 b"]
+
+
+def test_only_the_training_files_of_mediaeval_have_no_split(tmp_path):
+    write(tmp_path, memento(["train"]))
+    assert only(layouts.MEMORABILITY, tmp_path).split is None
 
 
 # ---- class folders ---------------------------------------------------------------------------------------------------
@@ -644,6 +790,9 @@ def test_class_folders(tmp_path):
     assert [path.parent.name for path in found.train.paths] == ["ant", "ant", "cat", "cat"]
     assert (found.train.labels, found.queries.labels) == ([0, 0, 1, 1], [2, 2, 3, 3])
     assert (found.names, found.gallery) == ({0: "ant", 1: "cat", 2: "bee", 3: "dog"}, None)
+    left = {"ant/._0.PNG": "", ".DS_Store": "", "__MACOSX/ant/._0.png": "", "__MACOSX/x.png": "", "ant/Thumbs.db": ""}
+    write(tmp_path / "one", {**left, "bee/.DS_Store": "", ".trash/0.png": "", ".trash/1.png": ""})
+    assert read_class_folders(tmp_path / "one") == found
     parts = {f"{'train' if name[0] in 'ab' else 'test'}/{name}": content for name, content in FOLDERS.items()}
     found = read_class_folders(write(tmp_path / "two", parts))
     assert found.names == {0: "ant", 1: "bee", 2: "cat", 3: "dog"}
@@ -651,6 +800,16 @@ def test_class_folders(tmp_path):
         data = only(layouts.RETRIEVAL, tmp_path / name)
         assert data.split.tolist() == ["train"] * 4 + ["test"] * 4
         assert data.items.shape == (8, 64, 64, 3)
+
+
+def test_pictures_of_16_bits(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    values = np.linspace(0, 65535, 64 * 64).reshape(64, 64).astype(np.uint16)
+    write(tmp_path, FOLDERS)
+    for name in FOLDERS:
+        image.fromarray(values).save(tmp_path / name)
+    found = only(layouts.RETRIEVAL, tmp_path).items
+    np.testing.assert_array_equal(found[0, ..., 1], (values / 257).round())
 
 
 def test_class_folders_errors(tmp_path):
@@ -664,7 +823,13 @@ def test_class_folders_errors(tmp_path):
     one = write(tmp_path / "one", FOLDERS)
     (one / "dog/1.PNG").unlink()
     assert message(read_class_folders, one) == (
-        f"`folder` must have two pictures or more of each class, got 1 in '{one / 'dog'}'."
+        f"`folder` must have two pictures or more of each class, got 1 in '{one / 'dog'}'. "
+        "Add some, or move that folder away."
+    )
+    empty = write(tmp_path / "empty", {**FOLDERS, "notes/readme.md": ""})
+    assert message(only, layouts.RETRIEVAL, empty) == (
+        f"`folder` must have two pictures or more of each class, got 0 in '{empty / 'notes'}'. "
+        "Add some, or move that folder away."
     )
     both = write(tmp_path / "both", {f"{part}/{name}": None for part in ("train", "test") for name in FOLDERS})
     assert message(read_class_folders, both) == (
@@ -696,6 +861,46 @@ def test_table_as_data_of_a_comparison(tmp_path):
     assert [len(task.index[split]) for split in ("train", "val", "test")] == [24, 8, 8]
 
 
+def test_columns_of_a_table_by_name(tmp_path):
+    path = tmp_path / "my.csv"
+    path.write_text("id;said;rt;age;Split\na;so;1.5;4;x\nb;deep;2.5;5;x\n")
+    found = read_table(path, target="rt", text="said", predictors=["age"])
+    np.testing.assert_array_equal(found.scores, [1.5, 2.5])
+    np.testing.assert_array_equal(found.features, np.float32([[4], [5]]))
+    assert (found.texts, found.names, found.split) == (["so", "deep"], ["age"], None)
+    columns = "the columns id, said, rt, age, Split (apart by semicolons)"
+    for options, argument, name, hint in (
+        ({"target": "RT"}, "target", "RT", " Is it 'rt'?"),
+        ({"target": "rt", "text": "words"}, "text", "words", ""),
+        ({"target": "rt", "predictors": ["agee"]}, "predictors", "agee", " Is it 'age'?"),
+    ):
+        expected = f"`{argument}` must be in '{path}', got {name!r} for {columns}.{hint}"
+        assert message(read_table, path, **options) == expected
+
+
+def test_the_split_of_a_table(tmp_path):
+    path = tmp_path / "my.csv"
+    path.write_text("score,a,split\n1,2,train\n2,3,Dev\n3,4,test\n")
+    found = read_table(path)
+    assert (found.split.tolist(), found.names) == (["train", "val", "test"], ["a"])
+    path.write_text("score,a,split\n1,2,train\n2,3,later\n")
+    assert message(read_table, path) == (
+        f"`path` must have train, val or test in each row of split, got 'later' in row 3 of '{path}'."
+    )
+    path.write_text("score,split\n1,0.5\n2,0.7\n")  # a measurement of that name
+    assert read_table(path).names == ["split"]
+
+
+@pytest.mark.parametrize("name", ["Score", "SCORE", "scores"])
+def test_a_column_that_may_be_the_score(tmp_path, name):
+    path = tmp_path / "my.csv"
+    path.write_text(f"{name},a\n1,2\n")
+    assert message(Memorability.load, path) == (
+        "`path` must be a csv table with a column score and a column text, columns of numbers or both, got the columns "
+        f"{name}, a in '{path}'. Is it {name!r}? Say so: target={name!r} (--target {name})."
+    )
+
+
 def test_table_errors(tmp_path):
     path = tmp_path / "my.csv"
     missing = message(read_table, path, error=FileNotFoundError)
@@ -712,7 +917,9 @@ def test_table_errors(tmp_path):
         expected = f"`path` must have a number in every cell, got {shown} for a in row 3 of '{path}'."
         assert message(read_table, path) == expected
     path.write_text("score,a\n1,2\n3\n")
-    assert message(read_table, path) == f"`path` must have a number in every cell, got None for a in row 3 of '{path}'."
+    assert message(read_table, path) == (
+        f"'{path}' must have a cell in each row for each of its 2 columns, got 1 in row 3."
+    )
 
 
 def test_csv_files_that_cannot_be_read(tmp_path):
@@ -763,7 +970,7 @@ VOC = {
 
 @pytest.mark.parametrize("source", ["lists", "xml"])
 def test_voc(tmp_path, source):
-    found = read_voc(write(tmp_path, VOC), source=source)
+    found = read_voc(write(tmp_path, {**VOC, "ImageSets/Main/._cat_trainval.txt": "\x00"}), source=source)
     assert found.names == ["cat", "dog"]
     assert found.labels.tolist() == [[False, True], [True, False], [False, False]]
     assert found.where.tolist() == [[True, True], [True, True], [False, True]]
@@ -834,6 +1041,37 @@ def test_features(tmp_path, task, splits):
                                    else given[f"{split}_{name}"].dtype)  # fmt: skip
 
 
+def test_graded_relevance_of_images(tmp_path):
+    given = features("cross-modal")
+    codes = {f"{split}_codes": np.eye(2, dtype=np.uint8) for split in ("train", "test")}
+    classes = {"train_labels": np.array(["cat", "dog"]), "test_labels": np.array(["dog", "cat"])}
+    for extra, expected in (
+        (codes, [[1, 0], [0, 1], [1, 0], [0, 1]]),
+        (classes, [[1, 0], [0, 1], [0, 1], [1, 0]]),
+        ({}, None),
+    ):
+        np.savez(tmp_path / "x.npz", **given, **extra)
+        found = only(layouts.CROSS_MODAL, tmp_path / "x.npz").codes
+        assert (found is None) == (expected is None)
+        if expected is not None:
+            np.testing.assert_array_equal(found, np.array(expected, dtype=bool))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "fault"),
+    [
+        ({"train_codes": np.eye(2)}, "codes of some splits, but no test_codes"),
+        ({"train_codes": np.eye(2), "test_codes": np.eye(3)}, "2 rows of test_images and 3 of test_codes"),
+        ({"train_codes": np.eye(2), "test_codes": 2 * np.eye(2)}, "test_codes holds more than 0 and 1"),
+        ({"train_codes": np.eye(2), "test_codes": np.ones(2)}, "test_codes of shape (2,), not (n, c)"),
+    ],
+)
+def test_graded_relevance_of_a_wrong_kind(tmp_path, arrays, fault):
+    path = tmp_path / "x.npz"
+    np.savez(path, **features("cross-modal"), **arrays)
+    assert message(read_features, path, "cross-modal").endswith(f", got '{path}': {fault}.")
+
+
 def test_features_errors(tmp_path):
     path = tmp_path / "x.npz"
     expected = (
@@ -854,7 +1092,7 @@ def test_features_errors(tmp_path):
         ({**good, "train_features": bad}, "1 values of train_features are NaN or infinite"),
         (
             {**good, "train_labels": np.array([None] * 6)},
-            "Object arrays cannot be loaded when allow_pickle=False",
+            "it holds Python objects, which are not unpickled: save numbers or strings",
         ),
     ]:
         np.savez(path, **arrays)
@@ -950,6 +1188,32 @@ def test_other_layouts(tmp_path):
         found = only(kinds, tmp_path / "x.npz")
         assert found.features.shape == (18, 3)
         assert found.split.tolist() == ["train"] * 6 + ["val"] * 6 + ["test"] * 6
+
+
+def test_a_picture_of_four_hundred_million_pixels(tmp_path):
+    path = write(tmp_path, CUB) / "images/001.Albatross/a.jpg"
+    size = (20_000).to_bytes(4, "big") * 2
+    path.write_bytes(picture(1)[:16] + size + picture(1)[24:])
+    found = message(only, layouts.RETRIEVAL, tmp_path)
+    assert found.startswith(f"{path} must be a picture, got a file that Pillow cannot read (")
+
+
+def test_a_csv_without_an_end_of_a_cell(tmp_path):
+    path = tmp_path / "my.csv"
+    path.write_text('"' + "x" * 200_000)
+    assert message(only, layouts.MEMORABILITY, path) == (
+        f"'{path}' must be a csv file: field larger than field limit (131072)."
+    )
+
+
+def test_a_damaged_npz_says_so(tmp_path):
+    path = tmp_path / "my.npz"
+    np.savez(path, **features("retrieval"))
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"PK\x01\x02", b"PK\x01\x03"))
+    assert message(only, layouts.RETRIEVAL, path).endswith(
+        f"got '{path}': it is no npz file, or a damaged one (Bad magic number for central directory)."
+    )
 
 
 def test_a_picture_that_is_none(tmp_path):

@@ -194,7 +194,18 @@ def test_asp_against_a_loop(values):
 
 WHOLE = torch.tensor([2**53 + 1, 2**53, -(2**63), 2**63 - 1, 2**53 + 2, 2**53, 2**63 - 2])
 """Beyond what float64 tells apart, with one pair of equals."""
+UNSIGNED = (WHOLE ^ -(2**63)).view(torch.uint64)
 ORDER = torch.tensor([3.0, 2, 1, 6, 4, 2, 5])
+WHOLE_DTYPES = [
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+]
 
 
 @pytest.mark.parametrize("metric", [spearman_corr, asp])
@@ -204,10 +215,11 @@ def test_whole_numbers_beyond_float64_have_their_order(metric):
     for mask in (None, where):
         expected = metric(scores, ORDER.expand(3, 7), mask)
         torch.testing.assert_close(metric(scores, WHOLE.expand(3, 7), mask), expected, rtol=0, atol=0)
-    assert metric(ORDER, WHOLE) == 1
+        torch.testing.assert_close(metric(scores, UNSIGNED.expand(3, 7), mask), expected, rtol=0, atol=0)
+    assert metric(ORDER, WHOLE) == metric(ORDER, UNSIGNED) == 1
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+@pytest.mark.parametrize("dtype", [torch.bool, *WHOLE_DTYPES])
 def test_whole_numbers_of_any_size(dtype):
     scores, target = torch.tensor([0.3, 0.1, 0.2, 0.4]), torch.tensor([1, 0, 1, 0])
     for metric in (spearman_corr, asp):
@@ -339,6 +351,37 @@ def test_degenerate_lists(metric):
         message = f"{name} is NaN for 1 of 1 lists: a list needs a relevant item."
         with pytest.warns(UndefinedMetricWarning, match=exactly(message)):
             assert value(*arguments[:2], where=arguments[2]).isnan()
+
+
+def test_samples_by_two_outputs_are_said_to_be_lists_of_two():
+    scores, target = torch.randn(2, 60, 2, generator=seeded(), dtype=F64)
+    message = (
+        "spearman_corr got many lists of two items, whose rank correlation is 1 or -1. The last axis is the list: with "
+        "scores and target of shape (samples, 2 outputs), did you mean spearman_corr(scores.T, target.T)?"
+    )
+    with pytest.warns(UserWarning, match=exactly(message)) as caught:
+        assert spearman_corr(scores, target).abs().tolist() == [1.0] * 60
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    assert spearman_corr(scores.T, target.T).shape == (2,)
+    spearman_corr(scores[:7], target[:7])  # a few pairs
+    spearman_corr(scores, target, torch.ones(60, 2, dtype=torch.bool))  # padded lists
+
+
+def test_lists_of_one_item_are_said_to_be_columns():
+    scores, target = torch.randn(2, 5, 1, generator=seeded(), dtype=F64)
+    message = (
+        "spearman_corr is NaN for 5 of 5 lists: a list needs two items with different scores and different targets "
+        "(lists of one item: did you mean scores.squeeze(-1) and target.squeeze(-1)?)."
+    )
+    with pytest.warns(UndefinedMetricWarning, match=exactly(message)):
+        spearman_corr(scores, target)
+    message = (
+        "average_precision is NaN for 4 of 5 lists: a list needs a relevant item "
+        "(lists of one item: did you mean scores.squeeze(-1) and relevant.squeeze(-1)?)."
+    )
+    with pytest.warns(UndefinedMetricWarning, match=exactly(message)):
+        average_precision(scores, torch.arange(5)[:, None] == 1)
 
 
 def test_undefined_orders():

@@ -18,16 +18,25 @@ ORDER = [
     "_names",
     "_options",
     "_progress",
+    "_arrays",
     "_checks",
+    "_extras",
+    "_files",
     "_precision",
     "_sort",
+    "_ties",
     "_lists",
     "_labels",
     "ranks",
     "generators",
     "_comparing",
     "_counting",
+    "_frozen",
     "sorters",
+    "_pickle_stream",
+    "_plain_pickle",
+    "_sealed",
+    "_torch_file",
     "checkpoint",
     "export",
     "metrics",
@@ -46,9 +55,11 @@ ORDER = [
     "weights",
     "samplers",
     "_api",
-    "_plain_pickle",
+    "tasks.tables",
     "tasks.base",
+    "tasks.texts",
     "tasks.encoders",
+    "tasks.images",
     "tasks.layouts",
     "tasks.revisited",
     "tasks.semantics",
@@ -145,6 +156,18 @@ def test_names_that_help_lists_are_those_of_the_code():
     layouts = {task: getattr(module, "LAYOUTS", {}) for task, module in modules.items()}
     expected = {task: {name: layout.expects for name, layout in of.items()} for task, of in layouts.items() if of}
     assert _names.layouts() == expected, "run scripts/list_layouts"
+
+
+def test_a_hang_ends_the_run_and_shows_the_test(tmp_path):
+    """Also one that holds the interpreter's lock, as the end of a process group can."""
+    config = (ROOT / "setup.cfg").read_text()
+    assert "\nfaulthandler_timeout = 600\nfaulthandler_exit_on_timeout = true\n" in config
+    (tmp_path / "test_hang.py").write_text("import ctypes\n\ndef test_hang():\n    ctypes.PyDLL(None).sleep(60)\n")
+    options = ["-o", "faulthandler_timeout=0.2", "-o", "faulthandler_exit_on_timeout=true", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *options, "--rootdir", str(tmp_path), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=50)
+    assert done.returncode == 1
+    assert "in test_hang" in done.stderr + done.stdout
 
 
 def test_names_are_exported():

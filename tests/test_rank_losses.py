@@ -305,6 +305,20 @@ def test_lists_of_one_class_only():
     torch.testing.assert_close(value, recall_loss(scores[1], relevant[1], rank_fn=laplace))
 
 
+def test_spearman_values_of_lists_without_an_order_are_their_value_terms():
+    scores = torch.tensor([[0.1, 0.5, 0.3], [0.2, 0.9, 0.4], [0.7, 0.8, 0.6]], dtype=torch.float64)
+    target = torch.tensor([[1.0, 2.0, 3.0], [0.5, 0.5, 0.5], [1.0, 1.0, 2.0]], dtype=torch.float64)
+    where = torch.tensor([[True, True, True], [True, True, True], [False, False, False]])
+    loss = partial(spearman_loss, rank_fn=laplace, where=where, value_loss="mse")
+    ranks = loss(scores, target, reduction="none")
+    values, stats = loss(scores, target, value_weight=0.5, reduction="none", return_stats=True)
+    mean_squares = (scores - target).square().mean(-1)
+    torch.testing.assert_close(values[:2], torch.stack([ranks[0], 0 * ranks[0]]) + 0.5 * mean_squares[:2])
+    assert ranks.isnan().tolist() == [False, True, True]
+    assert values.isnan().tolist() == [False, False, True]
+    assert torch.equal(torch.stack([*stats[2:]]), torch.stack([*loss(scores, target, return_stats=True)[1][2:]]))
+
+
 def test_spearman_stats():
     scores, target = torch.randn(2, 3, 5, dtype=F64, generator=seeded())
     target[2] = 1.0
@@ -369,6 +383,8 @@ def test_whole_targets_beyond_float64_have_their_order(generator, masked):
     where = torch.rand(4, 7, generator=generator) < 0.7 if masked else None
     loss = partial(spearman_loss, scores, rank_fn=laplace_rank, where=where)
     torch.testing.assert_close(loss(WHOLE.expand(4, 7)), loss(ORDER.expand(4, 7)), rtol=0, atol=0)
+    unsigned = (WHOLE ^ -(2**63)).view(torch.uint64)
+    torch.testing.assert_close(loss(unsigned.expand(4, 7)), loss(ORDER.expand(4, 7)), rtol=0, atol=0)
     pair, order = torch.tensor([[2**53, 2**53 + 1]]), torch.tensor([[0.0, 1.0]])
     expected = spearman_loss(scores[:1, :2], order, rank_fn=laplace_rank)  # defined: they differ
     torch.testing.assert_close(spearman_loss(scores[:1, :2], pair, rank_fn=laplace_rank), expected, rtol=0, atol=0)
@@ -400,3 +416,25 @@ def test_a_column_of_predictions_is_said_to_be_one(generator):
     with pytest.warns(UserWarning, match=message) as record:
         spearman_loss(column, column, rank_fn=laplace_rank)
     assert record[0].filename == __file__
+    message = (
+        "0 of 8 lists have a relevant item (lists of one item: did you mean scores.squeeze(-1) and "
+        "relevant.squeeze(-1)?): the loss is a constant 0 for this batch."
+    )
+    with pytest.warns(UserWarning, match=exactly(message)):
+        map_loss(column, column > 9, rank_fn=laplace_rank)
+
+
+def test_samples_by_two_outputs_are_said_to_be_lists_of_two(generator):
+    scores, target = torch.randn(60, 2, generator=generator), torch.randn(60, 2, generator=generator)
+    message = (
+        "spearman_loss got many lists of two items, whose rank correlation is 1 or -1. The last axis is the list: with "
+        "scores and target of shape (samples, 2 outputs), did you mean spearman_loss(scores.T, target.T)?"
+    )
+    with pytest.warns(UserWarning, match=exactly(message)) as record:
+        spearman_loss(scores, target, rank_fn=laplace_rank)
+    assert len(record) == 1
+    assert record[0].filename == __file__
+    spearman_loss(scores.T, target.T, rank_fn=laplace_rank)
+    spearman_loss(scores[:7], target[:7], rank_fn=laplace_rank)  # a few pairs
+    spearman_loss(scores, target, rank_fn=laplace_rank, where=torch.ones(60, 2, dtype=torch.bool))  # padded lists
+    map_loss(scores, scores > 0, rank_fn=laplace_rank, where=scores[:, :1] > -9)  # one relevant item and another

@@ -17,7 +17,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sodeep import ranks
+from sodeep import ranks, spearman_loss
 from sodeep.ranks import (
     apply_rank_fn,
     blackbox_rank,
@@ -489,6 +489,22 @@ def test_compiles_as_one_graph(rank_fn, masked):
         assert_close(got, gradient(rank_fn, scores, weights, where=where), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_compiled_laplace_rank_holds_at_any_spread(dtype):
+    """Its sums go another way there."""
+    torch._dynamo.reset()
+    compiled = torch.compile(laplace_rank, fullgraph=True, backend="aot_eager")
+    where, weights = draw_mask(4, 60), draw(4, 60, seed=1, dtype=dtype)
+    tolerance = {"rtol": 0, "atol": 1e-11 if dtype == torch.float64 else 2e-5}
+    for scale in (0.0, 1e-20, 1e-3, 1.0, 40.0, 1e3, 1e9, 1e30):
+        for cubed in (draw(4, 60, dtype=dtype) ** 3, draw(4, 60, dtype=dtype).round()):
+            scores = cubed * scale
+            got, want = (f(scores, tau=1.0, where=where) for f in (compiled, laplace_rank))
+            assert_close(got, want, **tolerance)
+            got, want = (gradient(f, scores, weights, tau=1.0, where=where) for f in (compiled, laplace_rank))
+            assert_close(got, want, **tolerance)
+
+
 @each([exact_rank, sigmoid_rank, laplace_rank])
 def test_a_list_with_nan_or_infinity_is_nan_where_values_cannot_be_read(rank_fn):
     torch._dynamo.reset()
@@ -740,3 +756,78 @@ def test_a_view_with_the_sign_turned(rank_fn, dtype):
     turned = z.conj().imag
     assert turned.is_neg()
     assert_close(rank_fn(turned), rank_fn(-z.imag))
+
+
+# ---- ascending rank functions ----
+
+ASCENDING = (
+    " gives low ranks to low scores; here rank 1 is the highest score. Losses would learn the reverse order. Turn the "
+    "sign: lambda scores: rank_fn(-scores)."
+)
+
+
+def ascending_soft_rank(scores):
+    """As torchsort's: rank 1 is the lowest score."""
+    return laplace_rank(-scores, tau=0.5)
+
+
+class AscendingRank(nn.Module):
+    def forward(self, scores):
+        return scores.argsort(-1).argsort(-1) + 1.0
+
+
+@pytest.mark.parametrize("rank_fn", [lambda x: ascending_soft_rank(x), AscendingRank()], ids=["lambda", "module"])
+def test_an_ascending_rank_function_warns_once(rank_fn, generator):
+    scores = torch.randn(3, 20, generator=generator)
+    message = f"`rank_fn` {rank_fn!r}"[:91]
+    with pytest.warns(UserWarning, match=f"^{re.escape(message)}.*{re.escape(ASCENDING)}$") as caught:
+        spearman_loss(scores, scores, rank_fn=rank_fn)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    spearman_loss(scores, scores, rank_fn=rank_fn)
+
+
+def test_an_ascending_rank_function_warns_under_a_mask_and_in_a_wrapper(generator):
+    scores = torch.randn(3, 20, generator=generator)
+    with pytest.warns(UserWarning, match=re.escape(ASCENDING)):
+        apply_rank_fn(AscendingRank(), scores, torch.arange(20) < 10)
+    with pytest.warns(UserWarning, match=re.escape(ASCENDING)):
+        straight_through(AscendingRank())(scores)
+
+
+def test_a_new_lambda_at_every_step_warns_once(generator):
+    scores = torch.randn(3, 20, generator=generator)
+
+    def step():
+        spearman_loss(scores, scores, rank_fn=lambda x: ascending_soft_rank(x) * 1)
+
+    with pytest.warns(UserWarning, match=re.escape(ASCENDING)):
+        step()
+    step()
+
+
+def test_rank_functions_that_are_not_ascending_do_not_warn(generator):
+    calls = []
+
+    def counted(scores):
+        calls.append(scores.shape)
+        return laplace_rank(scores)
+
+    class NoHash:
+        __hash__ = None
+
+        def __call__(self, scores):
+            return ascending_soft_rank(scores)
+
+    scores = torch.randn(3, 20, generator=generator)
+    for rank_fn in (
+        counted,
+        lambda x: 1 * ascending_soft_rank(-x),
+        lambda x: x * 0 + 10.5,  # knows nothing
+        lambda x: x[:, torch.randperm(20, generator=generator)],  # knows nothing, at random
+        NoHash(),  # cannot be remembered, and would warn at every step
+        functools.partial(laplace_rank, tau=0.1),
+    ):
+        spearman_loss(scores, scores, rank_fn=rank_fn)
+    assert calls == [(3, 20)]  # no trial call
+    spearman_loss(scores[:, :3], scores[:, :3], rank_fn=AscendingRank())  # three items may be chance

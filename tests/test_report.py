@@ -105,6 +105,40 @@ def page(folder):
 # ---- text ------------------------------------------------------------------------------------------------------------
 
 
+def test_a_failed_test_is_listed_and_seeds_are_counted_for_each_loss(tmp_path, no_pictures):
+    write_runs(tmp_path, losses={"multi-similarity": 0.5, "map:laplace": 0.6})
+    lines = (tmp_path / "runs.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "runs.jsonl").write_text("".join(lines[:-1]))  # without the test of the last seed
+    failure = {"step": 20, "reason": "in the test, MemoryError: too much", "values": {}, "again": True}
+    add(tmp_path, loss="map:laplace", seed=2, stage="test", status="failed", failure=failure)
+    text = write_report(tmp_path).files["markdown"].read_text(encoding="utf-8")
+    assert (
+        "* 1 of 12 runs failed; see below.\n"
+        "* Not every loss was tested with all 3 seeds: map:laplace has 2.\n"
+        "* 1 run failed for reasons outside the loss: start the comparison again to repeat what failed.\n"
+    ) in text
+    assert "\n| map:laplace | 2 | " in text
+    assert "\n| multi-similarity | 3 | " in text
+    assert f"\n| map:laplace | 2 | lr 0.1 | 20 | in the test, MemoryError: too much | {report.NOTHING} |\n" in text
+
+
+def test_the_order_in_which_runs_were_done_is_not_seen(tmp_path, no_pictures):
+    write_runs(tmp_path)
+    (tmp_path / "comparison.json").write_text(json.dumps({"losses": ["mine:Loss", "map:laplace", "multi-similarity"]}))
+    for seed, rate in ((1, 0.1), (0, 0.1), (0, 0.01)):
+        add(tmp_path, loss="map:laplace", seed=seed, status="failed", settings={"lr": rate})
+    first = write_report(tmp_path).files
+    texts = {kind: path.read_text(encoding="utf-8") for kind, path in first.items()}
+    assert list(json.loads(texts["json"])["comparisons"][0]["losses"]) == [
+        "map:laplace",
+        "multi-similarity",
+        "mine:Loss",
+    ]
+    lines = (tmp_path / "runs.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "runs.jsonl").write_text("".join(lines[::-1]))
+    assert {kind: path.read_text(encoding="utf-8") for kind, path in write_report(tmp_path).files.items()} == texts
+
+
 def test_markdown(tmp_path):
     """All of it: 0.6, 0.611, 0.619 against 0.5, 0.51, 0.52 differ by 0.1, 0.101, 0.099; t(0.975, 2) is 4.3027."""
     write_runs(tmp_path, losses={"multi-similarity": 0.5, "map:laplace": 0.6})
@@ -134,7 +168,7 @@ def test_markdown(tmp_path):
         "| multi-similarity | 3 | 0.510 ± 0.010 | 0.510 ± 0.010 |\n"
         "\n"
         "Mean ± standard deviation over the seeds, on the test split. ↑ higher is better, ↓ lower; the best mean of a "
-        "column is bold.\n"
+        "column is bold. R@k is the hit rate: the share of queries with a relevant item among the first k.\n"
         "\n"
         "## Differences to multi-similarity\n"
         "\n"
@@ -190,6 +224,7 @@ def test_lower_may_be_better(tmp_path):
     (part,) = report._parts(tmp_path, None)
     assert part.ranked == ["l1", "mse", "spearman:laplace"]
     assert report._results(part).header == ["loss", "seeds", "MAE ↓"]
+    assert "hit rate" not in report._results(part).note
 
 
 def test_one_seed_tells_no_difference(tmp_path):
@@ -610,3 +645,24 @@ def test_tensorboard_precision_and_recall(tmp_path):
     assert {(round(float(p), 2), round(float(r), 2)) for p, r in zip(precision, recall, strict=True)} >= {
         (0.5, 1.0), (0.67, 1.0), (0.5, 0.5), (1.0, 0.5),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("content", [b"[]]", b"\xff", b"3", b"[" * 100_000])
+def test_a_damaged_comparison_names_its_file(tmp_path, content):
+    write_runs(tmp_path)
+    (tmp_path / "comparison.json").write_bytes(content)
+    path = re.escape(str(tmp_path / "comparison.json"))
+    with pytest.raises(ValueError, match=f"^{path} must say of a comparison what it is of, got no JSON object"):
+        write_report(tmp_path)
+
+
+def test_damaged_details_name_their_file(tmp_path):
+    write_runs(tmp_path)
+    path = tmp_path / "details/0-1.npz"
+    path.write_bytes(path.read_bytes()[:1000])
+    message = (
+        f"{path} must hold the arrays of a test: it is no npz file, or a damaged one (File is not a zip file). "
+        "Delete it."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        write_report(tmp_path)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import collections
 import re
+from itertools import islice
 
 import numpy as np
 import pytest
 import torch
 
 from sodeep.samplers import BalancedBatchSampler
+
+# Python 3.12 says so of every loader with workers in a process where torch has started its threads
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
 SIZES = [40, 3, 11, 5, 1, 7, 20]
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(7), SIZES))
@@ -95,6 +99,8 @@ def test_every_form_of_labels_gives_the_same_batches():
         torch.from_numpy(LABELS)[:, None],
         LABELS.astype(np.float32),
         [f"class {label}" for label in LABELS],
+        [f"class {label}".encode() for label in LABELS],
+        LABELS.astype(object),
         LABELS + 10**12,
     ):
         assert list(BalancedBatchSampler(labels, 3, 2)) == expected
@@ -108,6 +114,149 @@ def test_data_loader():
     epochs = [[indices.tolist() for indices, _ in loader] for _ in range(2)]
     sampler.set_epoch(0)
     assert epochs == [list(sampler), list(sampler)]
+
+
+def epochs_of(sampler: BalancedBatchSampler, count: int) -> list[list[list[int]]]:
+    """The first epochs, read by hand from a sampler of the same labels and options."""
+    sizes = sampler.classes_per_batch, sampler.samples_per_class
+    again = BalancedBatchSampler(LABELS, *sizes, num_replicas=sampler.num_replicas, rank=sampler.rank)
+    return [list(again) for _ in range(count)]
+
+
+@pytest.mark.parametrize("chosen", [False, True], ids=["counted", "set_epoch"])
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+def test_the_passes_of_a_data_loader_are_the_epochs_in_turn(workers, persistent, chosen):
+    sampler = BalancedBatchSampler(LABELS, 4, 3)
+    loader = torch.utils.data.DataLoader(
+        torch.arange(len(LABELS)), batch_sampler=sampler, num_workers=workers, persistent_workers=persistent
+    )
+    seen = []
+    for epoch in range(3):
+        if chosen:
+            sampler.set_epoch(epoch)
+        seen.append([batch.tolist() for batch in loader])
+    assert seen == epochs_of(sampler, 3)
+
+
+def test_iterators_that_nobody_reads_are_no_passes():
+    sampler = BalancedBatchSampler(LABELS, 3, 2)
+    unread = [iter(sampler) for _ in range(3)]
+    assert list(sampler) == epochs_of(sampler, 1)[0]
+    assert list(unread[2]) == epochs_of(sampler, 2)[1]
+    assert sampler.epoch == 2
+
+
+def test_a_pass_that_is_broken_off_counts():
+    sampler = BalancedBatchSampler(LABELS, 3, 2)
+    firsts = [next(iter(sampler)) for _ in range(3)]
+    assert firsts == [batches[0] for batches in epochs_of(sampler, 3)]
+    assert sampler.epoch == 2
+
+
+def test_an_old_pass_does_not_move_the_epoch():
+    sampler = BalancedBatchSampler(LABELS, 3, 2)
+    old, new = iter(sampler), iter(sampler)
+    next(old), next(new)
+    assert list(old) == epochs_of(sampler, 1)[0][1:]
+    assert sampler.state_dict() == {"epoch": 1, "batches": 1}
+
+
+def test_set_epoch_during_a_pass_is_for_the_next():
+    sampler = BalancedBatchSampler(LABELS, 3, 2)
+    under_way = iter(sampler)
+    next(under_way)
+    sampler.set_epoch(0)
+    next(under_way)
+    assert sampler.state_dict() == {"epoch": 0, "batches": 2}
+    assert list(sampler) == epochs_of(sampler, 1)[0]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("chosen", [False, True], ids=["counted", "set_epoch"])
+def test_a_process_that_looks_at_a_batch_stays_in_step(workers, chosen):
+    samplers = [BalancedBatchSampler(LABELS, 2, 2, num_replicas=2, rank=rank) for rank in range(2)]
+    loaders = [
+        torch.utils.data.DataLoader(torch.arange(len(LABELS)), batch_sampler=sampler, num_workers=workers)
+        for sampler in samplers
+    ]
+    next(iter(loaders[0]))
+    for epoch in range(2):
+        for sampler in samplers if chosen else ():
+            sampler.set_epoch(epoch)
+        seen = [[batch.tolist() for batch in loader] for loader in loaders]
+        assert seen == [epochs_of(sampler, 2)[epoch] for sampler in samplers]
+
+
+def test_passes_never_read_to_their_end_warn_where_they_do_not_count():
+    sampler = BalancedBatchSampler(LABELS, 2, 2, num_replicas=2)
+    firsts = [next(iter(sampler)) for _ in range(2)]
+    message = (
+        "BalancedBatchSampler deals epoch 0 for the third time: no pass was read to its end. "
+        "With several processes call set_epoch before every pass, with a new number."
+    )
+    with pytest.warns(UserWarning, match=f"^{re.escape(message)}$"):
+        firsts.append(next(iter(sampler)))
+    assert firsts[0] == firsts[1] == firsts[2]
+    for epoch in range(4):
+        sampler.set_epoch(epoch)
+        assert next(iter(sampler)) == epochs_of(sampler, 4)[epoch][0]
+
+
+def test_as_many_batches_as_an_epoch_has_are_a_pass():
+    sampler = BalancedBatchSampler(LABELS, 2, 2, num_replicas=2)
+    for batches in epochs_of(sampler, 3):
+        batch = iter(sampler)
+        assert [next(batch) for _ in range(len(sampler))] == batches
+
+
+@pytest.mark.parametrize("taken", range(8))
+def test_a_state_resumes_inside_an_epoch(taken):
+    sampler = BalancedBatchSampler(LABELS, 4, 3)
+    expected = epochs_of(sampler, 3)
+    list(sampler)
+    under_way = iter(sampler)
+    assert [next(under_way) for _ in range(taken)] == expected[1][:taken]
+    state = sampler.state_dict()
+    assert state == {"epoch": 1, "batches": taken}
+    resumed = BalancedBatchSampler(LABELS, 4, 3)
+    resumed.load_state_dict(state)
+    assert resumed.state_dict() == state
+    assert resumed.epoch == 1
+    resumed.set_epoch(1)  # what a training loop does before the pass
+    iter(resumed)
+    assert [list(resumed), list(resumed)] == [expected[1][taken:], expected[2]]
+
+
+def test_another_epoch_than_the_loaded_one_starts_at_its_first_batch():
+    sampler = BalancedBatchSampler(LABELS, 4, 3)
+    sampler.load_state_dict({"epoch": 0, "batches": 5})
+    sampler.set_epoch(1)
+    assert list(sampler) == epochs_of(sampler, 2)[1]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("taken", [0, 1, 4, 7, "all"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stateful_data_loader_resumes_inside_an_epoch(workers, taken):
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def loader():
+        sampler = BalancedBatchSampler(LABELS, 4, 3)
+        items = torch.arange(len(LABELS))
+        return sampler, stateful.StatefulDataLoader(items, batch_sampler=sampler, num_workers=workers)
+
+    sampler, first = loader()
+    expected = epochs_of(sampler, 3)
+    assert [batch.tolist() for batch in first] == expected[0]
+    under_way = iter(first)
+    seen = [batch.tolist() for batch in (under_way if taken == "all" else islice(under_way, taken))]
+    state = first.state_dict()
+    _, second = loader()
+    second.load_state_dict(state)
+    if taken != "all":  # a loader that had come to its end starts the next pass
+        seen += [batch.tolist() for batch in second]
+    assert seen == expected[1]
+    assert [batch.tolist() for batch in second] == expected[2]
 
 
 ERRORS = {
@@ -171,7 +320,24 @@ ERRORS = {
     "kind": (
         TypeError,
         lambda: BalancedBatchSampler([0, "a"], 2, 2),
-        "`labels` must be numbers or strings, of one kind (a tensor, an array or a list), got [0, 'a'].",
+        "`labels` must be all numbers or all strings, got 0 at index 0 and 'a' at index 1. "
+        "Make them of one kind, for example with str().",
+    ),
+    "state of another form": (
+        ValueError,
+        lambda: BalancedBatchSampler(LABELS, 2, 2).load_state_dict({"epoch": 1}),
+        "`state_dict` must be what state_dict() gave, with epoch and batches, got {'epoch': 1}.",
+    ),
+    "state of another sampler": (
+        ValueError,
+        lambda: BalancedBatchSampler(LABELS, 4, 3).load_state_dict({"epoch": 1, "batches": 8}),
+        "`state_dict` must be of a sampler with the same labels and options, got 8 batches of an epoch that has 7 "
+        "here.",
+    ),
+    "state": (
+        ValueError,
+        lambda: BalancedBatchSampler(LABELS, 2, 2).load_state_dict({"epoch": 1, "batches": -1}),
+        "`batches` must be a whole number of at least 0, got -1.",
     ),
     "epoch": (
         ValueError,

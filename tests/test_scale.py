@@ -14,8 +14,9 @@ import torch.multiprocessing as mp
 from scipy import stats
 from torch import Tensor, nn
 
-from sodeep.losses.embedding import CrossModalLoss, EmbeddingLoss
-from sodeep.scale import gather, multistage_backward
+from sodeep.losses.embedding import CrossModalLoss, EmbeddingLoss, EmbeddingMemory
+from sodeep.losses.retrieval import smooth_ap_loss
+from sodeep.scale import drop_repeats, gather, multistage_backward
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -293,6 +294,57 @@ def test_one_process_gets_its_rows_back():
     assert gather(x) is x
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+@pytest.mark.parametrize(("items", "processes"), [(7, 3), (8, 4), (1, 2), (5, 1)])
+def test_what_a_distributed_sampler_repeats_is_dropped(items, processes, dtype):
+    x, labels = randn(items, 3), torch.arange(items) % 2
+    samplers = [torch.utils.data.DistributedSampler(range(items), processes, rank) for rank in range(processes)]
+    indices = torch.tensor([index for sampler in samplers for index in sampler]).to(dtype)
+    assert len(indices) == -(-items // processes) * processes
+    rows = drop_repeats(indices, x[indices.long()], labels[indices.long()])
+    assert len(rows) == 2
+    torch.testing.assert_close(rows, (x, labels), rtol=0, atol=0)
+    sixteen = drop_repeats(indices + 16, x[indices.long()])  # indices need not begin at 0
+    torch.testing.assert_close(sixteen, (x,), rtol=0, atol=0)
+
+
+def test_the_first_row_of_an_index_is_kept_with_its_gradient():
+    rows = randn(4, 2).requires_grad_()
+    (kept,) = drop_repeats(torch.tensor([3, 1, 3, 1]), rows)
+    torch.testing.assert_close(kept, rows[[1, 0]], rtol=0, atol=0)
+    kept.sum().backward()
+    torch.testing.assert_close(rows.grad, torch.tensor([[1.0, 1], [1, 1], [0, 0], [0, 0]], dtype=torch.float64))
+
+
+def test_no_rows_at_all_have_no_repeats():
+    (kept,) = drop_repeats(torch.empty(0, dtype=torch.int64), randn(0, 2))
+    assert kept.shape == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("error", "arguments", "message"),
+    [
+        (TypeError, ([0, 1], X), "`indices` must be a tensor of whole numbers, got [0, 1]."),
+        (
+            TypeError,
+            (torch.zeros(7), X),
+            "`indices` must be a tensor of whole numbers, got a tensor of shape (7,) and dtype float32.",
+        ),
+        (
+            ValueError,
+            (torch.zeros(7, 1).long(), X),
+            "`indices` must have shape (n,), one index a row, got shape (7, 1).",
+        ),
+        (ValueError, (LABELS,), "`rows` must be one tensor or more, got none. Give what belongs to the indices."),
+        (TypeError, (LABELS, X.tolist()), "`rows` must be tensors, got list."),
+        (ValueError, (LABELS, X[:3]), "`rows` must have 7 rows, one for each index, got shape (3, 6)."),
+    ],
+)
+def test_drop_repeats_errors(error, arguments, message):
+    with refuses(error, message):
+        drop_repeats(*arguments)
+
+
 def test_gather_errors():
     with refuses(TypeError, "`embeddings` must be a torch.Tensor, got list."):
         gather([1.0])
@@ -319,12 +371,24 @@ def _cross_modal(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
     return CrossModalLoss(listwise, gather=True)(z, z.flip(1))
 
 
+def _masked(model: nn.Module, x: Tensor, labels: Tensor, gather: bool = True) -> Tensor:
+    """Keys, a memory, ids and masked rows: all come from all processes."""
+    z = model(x)
+    criterion = EmbeddingLoss(smooth_ap_loss, memory=EmbeddingMemory(4, z.shape[1]).double(), gather=gather)
+    ids, real = (x[:, 0] > 0).long() + 2 * labels, x[:, 1] > -0.5
+    criterion.memory.update(X[:3, : z.shape[1]], LABELS[:3], ids=[0, 2, 4])
+    value = criterion(z, labels, keys=z.detach().flip(1), where=real, ids=ids)
+    stored = criterion.memory.get()
+    return value + stored[0].sum() + stored[1].sum()
+
+
 STEPS = {
     "by hand": lambda model, x, labels: EmbeddingLoss(listwise)(gather(model(x)), gather(labels)),
     "option": lambda model, x, labels: EmbeddingLoss(listwise, gather=True)(model(x), labels),
     "strings": lambda model, x, labels: EmbeddingLoss(listwise, gather=True)(model(x), [f"class {y}" for y in labels]),
     "multistage": _by_chunks,
     "cross-modal": _cross_modal,
+    "masked": _masked,
 }
 """A training step on the rows of one process that is to equal the step of one process on all rows."""
 
@@ -379,6 +443,15 @@ def _results(rank: int) -> dict[str, object]:
     except ValueError as error:
         results["dtype"] = str(error)
 
+    for name, criterion in (
+        ("nan", lambda z: EmbeddingLoss(listwise, gather=True)(z, LABELS[mine])),
+        ("cross-modal nan", lambda z: CrossModalLoss(listwise, gather=True)(z, X[mine])),
+    ):
+        try:
+            criterion(X[mine] / 0 if rank else X[mine])
+        except ValueError as error:
+            results[name] = str(error)
+
     return results
 
 
@@ -414,10 +487,21 @@ def test_the_gradient_of_a_leaf_is_the_sum_over_processes(two_processes):
 def test_value_and_gradient_under_ddp_are_those_of_one_process(two_processes, name):
     model = encoder()
     z = model(X)
-    value = CrossModalLoss(listwise)(z, z.flip(1)) if name == "cross-modal" else loss(z)
+    if name == "masked":
+        value = _masked(model, X, LABELS, gather=False)
+    else:
+        value = CrossModalLoss(listwise)(z, z.flip(1)) if name == "cross-modal" else loss(z)
     value.backward()
     for results in two_processes:
         torch.testing.assert_close(results[name], (value.detach(), grads(model)))
+
+
+def test_what_is_not_finite_on_one_process_is_refused_on_every_process(two_processes):
+    for results in two_processes:
+        assert results["nan"].startswith(
+            "`embeddings` must be finite, got 12 NaN or infinite of 42 values, the first ("
+        )
+        assert results["cross-modal nan"].startswith("`queries` must be finite, got 12 NaN or infinite of 42 values, ")
 
 
 def test_what_does_not_fit_is_refused_on_every_process(two_processes):

@@ -610,18 +610,13 @@ def test_copies_and_pickles_stay_frozen(name: str) -> None:
     torch.testing.assert_close(copies[1](scores), sorter(scores), rtol=0, atol=0)
 
 
-def test_loss_works_beside_a_model_in_ddp(tmp_path: object) -> None:
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        sorter = small_sorter("set").freeze()
-        model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1))
-        loss = spearman(sorter, model(normal(LENGTH, 4)).squeeze(-1), normal(LENGTH))
-        loss.backward()
-        assert model.module.weight.grad.abs().sum() > 0
-    finally:
-        dist.destroy_process_group()
+@pytest.mark.usefixtures("process_group")
+def test_loss_works_beside_a_model_in_ddp() -> None:
+    sorter = small_sorter("set").freeze()
+    model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1))
+    loss = spearman(sorter, model(normal(LENGTH, 4)).squeeze(-1), normal(LENGTH))
+    loss.backward()
+    assert model.module.weight.grad.abs().sum() > 0
 
 
 # ---- normalisation ----
@@ -782,6 +777,7 @@ def test_sorter_on_another_device_is_an_error() -> None:
         ("set", {"frequencies": 16}, "`frequencies` must be a list of whole numbers, one for each stage, got 16."),
         ("set", {"smoothness": 0}, "`smoothness` must be a positive number, got 0."),
         ("set", {"frequencies": [16, 0]}, "`frequencies` must be a whole number from 1 to 1024, got 0."),
+        ("set", {"frequencies": 2 * [600]}, "`sum(frequencies)` must be a whole number from 1 to 1024, got 1200."),
         (
             "cnn",
             {"seq_len": 36},

@@ -4,19 +4,22 @@ import csv
 import io
 import math
 import re
+import sys
 import zipfile
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
 import torch
 from PIL import Image
 from scipy.stats import spearmanr
 from sklearn.metrics import average_precision_score
 
 import sodeep
-from sodeep.tasks import TASKS, CrossModalData, MemorabilityData, MultiLabelData, RetrievalData, encoders, memorability
+from sodeep.tasks import TASKS, CrossModalData, MemorabilityData, MultiLabelData, RetrievalData, encoders
 from sodeep.tasks.base import SPLITS, checksum
 from sodeep.tasks.contenders import LOSSES, PEERS, RANK_LOSSES, PaddedRank, contender, default_losses, rank_function
 from sodeep.tasks.cross_modal import CrossModal
@@ -24,6 +27,7 @@ from sodeep.tasks.memorability import Memorability
 from sodeep.tasks.multi_label import MultiLabel
 from sodeep.tasks.retrieval import Retrieval
 from sodeep.tasks.semantics import SemanticScores
+from sodeep.tasks.texts import tf_idf, wordllama_vectors
 
 RNG = np.random.default_rng
 
@@ -138,6 +142,27 @@ def test_a_model_is_made_by_the_seed_of_torch(task):
         states.append(torch.cat([p.detach().flatten() for p in task.model().parameters()]))
     torch.testing.assert_close(states[0], states[1], rtol=0, atol=0)
     assert not torch.equal(states[0], states[2])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "held"),
+    [
+        ("my.csv", "a;b\n1;2\n", "a file with the columns a, b (apart by semicolons)"),
+        ("my.csv", "", "an empty file"),
+        ("my.npz", {"x": np.eye(2), "y": np.eye(2)}, "a file with the arrays x, y"),
+        ("my.txt", "nothing", "a file of 7 bytes"),
+        ("my/.DS_Store", "", "an empty folder"),
+        ("my/a/b.txt", "", "a folder with a/"),
+    ],
+)
+def test_data_of_no_layout_are_named(tmp_path, name, content, held):
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, **content) if isinstance(content, dict) else path.write_text(content)
+    path = tmp_path / name.partition("/")[0]
+    expected = f"`data` {path} must be in a layout that the multi-label task reads, got {held}. It reads:\n"
+    with pytest.raises(ValueError, match="^" + re.escape(expected)):
+        MultiLabel.load(path)
 
 
 @pytest.mark.parametrize("name", [name for name in TASKS if name != "toy"])
@@ -302,6 +327,8 @@ def test_omniglot(zipped, tmp_path):
             for c in (1, 2, 3)
             for i in range(6)
         }
+        files[f"{folder}/{names[0]}/character01/._0001_00.png"] = b"left by a system"
+        files[f"__MACOSX/{folder}/{names[0]}/character01/._0001_00.png"] = b"likewise"
         if zipped:
             with zipfile.ZipFile(tmp_path / f"{folder}.zip", "w") as archive:
                 for name, content in files.items():
@@ -413,6 +440,21 @@ def test_asp_by_captions_against_loops():
             expected = (torch.minimum(a, b) / torch.maximum(a, b)).mean()
             np.testing.assert_allclose(found[f"{way} ASP {name}"], expected, rtol=1e-5)
         assert task.evaluate(model, "val").metrics[f"i2t ASP {name}"] != found[f"i2t ASP {name}"]
+
+
+def test_equal_captions_tie():
+    class Row(torch.nn.Module):
+        def forward(self, x):
+            return torch.randn(300, generator=torch.Generator().manual_seed(0)).expand(len(x), -1)
+
+    class Rows(torch.nn.Module):
+        def forward(self, x):
+            return torch.randn(len(x), 300, generator=torch.Generator().manual_seed(1))
+
+    task = CrossModal(replace(captioned(), split=np.repeat(["train", "val", "test"], [30, 27, 3])))
+    found = task.evaluate(torch.nn.ModuleDict({"pictures": Rows(), "captions": Row()}), "test").metrics
+    assert found["i2t median rank"] == 2.5  # of the first of 3 relevant among 9 equal ones
+    np.testing.assert_allclose(found["i2t R@1"], 1 / 3, rtol=1e-6)
 
 
 @pytest.mark.parametrize("semantic", ["overlap", "cider", "bleu", "rouge-l"])
@@ -561,10 +603,90 @@ def test_text_features_are_fitted_on_the_training_texts_alone():
     words = ["red", "green", "blue", "small", "large", "dog", "cat", "runs", "sleeps", "sings"]
     texts = [" ".join(RNG(i).choice(words, 4)) for i in range(40)]
     other = texts[:30] + ["entirely other words"] * 10
-    kind, first = memorability.text_features(texts, np.arange(30), width=8)
-    _, second = memorability.text_features(other, np.arange(30), width=8)
+    first, second = (tf_idf(given, np.arange(30), width=8) for given in (texts, other))
     np.testing.assert_allclose(first[:30], second[:30], atol=1e-6)
-    assert kind
+
+
+def said(n=40):
+    return MemorabilityData(
+        "said",
+        np.arange(n) / n,
+        texts=[" ".join(RNG(i).choice(["the", "word", "red", "dog", "runs"], 4)) for i in range(n)],
+    )
+
+
+@pytest.fixture
+def word_vectors(tmp_path, monkeypatch):
+    """A small package wordllama: its two files, and a module that cannot be imported without a network."""
+    tokenizers = pytest.importorskip("tokenizers")
+    folder = tmp_path / "packages/wordllama"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("raise OSError('Failed to download')\n")
+    words = {"[UNK]": 0, "the": 1, "word": 2, "a": 3}
+    pieces = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    pieces.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    pieces.save(str(folder / "l2_supercat_tokenizer_config.json"))
+    vectors = RNG(0).normal(size=(4, 6)).astype(np.float16)
+    safetensors.numpy.save_file({"embedding.weight": vectors}, folder / "l2_supercat_256.safetensors")
+    monkeypatch.syspath_prepend(folder.parent)
+    monkeypatch.delitem(sys.modules, "wordllama", raising=False)
+    return vectors.astype(np.float32)
+
+
+def test_word_vectors_are_read_from_the_package_itself(word_vectors):
+    found = wordllama_vectors(["the word", "", "a other"])
+    expected = np.stack([word_vectors[[1, 2]].mean(0), np.zeros(6), word_vectors[[3, 0]].mean(0)])
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    task = Memorability(said(), text_features="wordllama")
+    assert (task.data_name, task.features.shape) == ("said, wordllama vectors", (40, 6))
+
+
+def test_word_vectors_in_other_tasks(word_vectors):
+    labels = RNG(0).random((60, 3)) < 0.5
+    task = MultiLabel(MultiLabelData("said", labels, list("abc"), texts=["the word"] * 60), text_features="wordllama")
+    assert (task.data_name, task.inputs.shape) == ("said, wordllama vectors", (60, 6))
+    task.evaluate(task.model(), "test")
+    crossed = CrossModal(captioned(), text_features="wordllama")
+    assert (crossed.data_name, crossed.captions.shape) == ("made up, wordllama vectors", (180, 6))
+    assert np.isfinite(crossed.evaluate(crossed.model(), "test").metrics["i2t ASP bleu"])
+
+
+def test_the_vectors_are_those_of_wordllama():
+    inference = pytest.importorskip("wordllama.inference")
+    texts = ["So deep a network.", "Ranks, nothing but ranks", "été 7"]
+    folder = Path(inference.__file__).parent
+    weights = safetensors.numpy.load_file(folder / "weights/l2_supercat_256.safetensors")["embedding.weight"]
+    pieces = pytest.importorskip("tokenizers").Tokenizer.from_file(
+        str(folder / "tokenizers/l2_supercat_tokenizer_config.json")
+    )
+    theirs = inference.WordLlamaInference(weights, pieces).embed(texts)
+    np.testing.assert_allclose(wordllama_vectors(texts), theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_text_features_need_no_network_unless_asked_for(uninstall, word_vectors):
+    assert Memorability(said()).data_name == "said, tf-idf of n-grams"
+    assert Memorability(said(), text_features="tf-idf").data_name == "said, tf-idf of n-grams"
+    uninstall("wordllama")
+    expected = "`text_features` wordllama needs wordllama, which is not installed. Install it: pip install wordllama"
+    with pytest.raises(ModuleNotFoundError, match="^" + re.escape(expected) + "$"):
+        Memorability(said(), text_features="wordllama")
+
+
+def test_text_features_that_cannot_be():
+    expected = "`text_features` must be one of tf-idf, wordllama, got 'bert'."
+    with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
+        Memorability(said(), text_features="bert")
+    expected = "`text_features` must not be given for data without texts, got 'tf-idf' for x."
+    with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
+        Memorability(MemorabilityData("x", np.arange(20.0), features=np.eye(20)), text_features="tf-idf")
+
+
+@pytest.mark.parametrize(("column", "argument"), [("target", "rt"), ("text", "said"), ("predictors", ["age"])])
+def test_columns_are_those_of_a_table(tmp_path, column, argument):
+    for data, shown in ((None, "no data"), (tmp_path, str(tmp_path))):
+        expected = f"`{column}` must be given with a csv table, got {argument!r} for {shown}."
+        with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
+            Memorability.load(data, **{column: argument})
 
 
 # ---- multi-label -----------------------------------------------------------------------------------------------------
@@ -638,6 +760,23 @@ def test_the_svm_of_the_toy_task_is_a_good_one():
 
 
 # ---- encoders --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 5, 8, 9, 10])
+def test_no_chunk_of_an_encoder_is_one_row(count):
+    sizes = []
+
+    class Counted(torch.nn.Module):
+        def forward(self, x):
+            sizes.append(len(x))
+            return x + 1
+
+    inputs = torch.arange(float(count))[:, None]
+    net = Counted()
+    torch.testing.assert_close(encoders.encode(net, inputs, chunk=4), inputs + 1)
+    assert net.training
+    assert 1 not in sizes or count == 1
+    assert max(sizes) <= 5
 
 
 def test_pictures_are_jittered_in_training_only():
@@ -796,6 +935,61 @@ def test_losses_and_ranks_of_ones_own(my_module):
             contender(name)
 
 
+@pytest.fixture
+def theirs(tmp_path, monkeypatch):
+    """Losses as people have them."""
+    (tmp_path / "their_losses_of_a_test.py").write_text(
+        "import torch\n"
+        "class Named(torch.nn.Module):\n"
+        "    def forward(self, embeddings, labels, indices_tuple=None):\n"
+        "        return (embeddings @ embeddings.T)[labels[:, None] == labels].mean()\n"
+        "made = Named()\n"
+        "def function(feats, y):\n"
+        "    return made(feats, y)\n"
+        "class Tried(torch.nn.Module):\n"
+        "    def forward(self, *args):\n"
+        "        assert args[1].ndim == 1\n"
+        "        return made(*args)\n"
+        "class Scores(torch.nn.Module):\n"
+        "    def forward(self, scores, labels):\n"
+        "        return scores[labels].mean()\n"
+        "def either(x, y):\n"
+        "    return x.mean()\n"
+        "def neither(x, y):\n"
+        "    raise RuntimeError\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    return "their_losses_of_a_test"
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("Named", "embeddings"),
+        ("made", "embeddings"),
+        ("function", "embeddings"),
+        ("Tried", "embeddings"),
+        ("Scores", ""),
+        ("either", ""),
+        ("neither", ""),
+    ],
+)
+def test_losses_of_the_form_of_pytorch_metric_learning_are_seen(theirs, name, form):
+    before = torch.random.get_rng_state()
+    assert contender(f"{theirs}:{name}").forms == {form}
+    torch.testing.assert_close(torch.random.get_rng_state(), before, rtol=0, atol=0)
+
+
+def test_such_a_loss_gets_embeddings_and_labels(theirs):
+    task = Retrieval(retrieval_data(), batch_size=12)
+    batch = next(iter(task.batches(0)))
+    ((_, form, loss),) = contender(f"{theirs}:Named").terms({"lr": 0.1}, task.accepts[0])
+    model = task.model()
+    found = task.forward(model, batch)[form](loss)
+    x, labels = model(task.items[batch]), task.labels[batch]
+    torch.testing.assert_close(found, (x @ x.T)[labels[:, None] == labels].mean())
+
+
 def test_unknown_names_name_the_choices():
     for name, pattern in {
         "smoothap": r"^`loss` must be one of mse, l1, .*smooth-ap, .*spearman:RANK, map:RANK, recall:RANK with RANK "
@@ -826,8 +1020,9 @@ def test_unknown_names_name_the_choices():
 def test_a_peer_that_is_not_installed_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     for peer, (package, _) in PEERS.items():
-        expected = f"`loss` peer:{peer} needs {package}. Install it: pip install {package.replace('_', '-')}"
-        with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
+        name = package.replace("_", "-")
+        expected = f"`loss` peer:{peer} needs {name}, which is not installed. Install it: pip install {name}"
+        with pytest.raises(ModuleNotFoundError, match="^" + re.escape(expected) + "$"):
             contender(f"peer:{peer}")
 
 

@@ -15,6 +15,7 @@ import safetensors.torch
 import torch
 
 import sodeep
+from sodeep._sealed import header_end, seal
 from sodeep.training import (
     TrainConfig,
     TrainingInterrupted,
@@ -315,6 +316,51 @@ sodeep.train_sorter(sodeep.TrainConfig(**{tiny(**changes).to_dict()!r}), out=sys
     assert_same_weights(weights(whole.sorter), weights(resumed.sorter))
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has no SIGHUP")
+def test_a_closed_terminal_saves_too(tmp_path, monkeypatch):
+    interrupt_after(monkeypatch, step=2, signum=signal.SIGHUP)
+    with pytest.raises(TrainingInterrupted, match="stopped by SIGHUP after step 2"):
+        train_sorter(tiny(), out=tmp_path / "s")
+    assert (tmp_path / "s.run").exists()
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGINT"])
+def test_ignored_signals_stay_ignored(monkeypatch, name):
+    """As under nohup, and in the background of a script."""
+    signum = getattr(signal, name, signal.SIGTERM)
+    interrupt_after(monkeypatch, step=2, signum=signum)
+    before = signal.signal(signum, signal.SIG_IGN)
+    try:
+        assert train_sorter(tiny()).steps == 6
+        assert signal.getsignal(signum) == signal.SIG_IGN
+    finally:
+        signal.signal(signum, before)
+
+
+class Closed:
+    """A pipe that nobody reads any more."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def isatty(self):
+        return False
+
+    def write(self, text):
+        raise self.error
+
+    flush = fileno = write
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(32, "Broken pipe"), ValueError("I/O operation on closed file.")])
+def test_training_goes_on_when_nobody_reads_its_progress(tmp_path, monkeypatch, error):
+    monkeypatch.setattr(sys, "stdout", Closed(error))
+    result = train_sorter(tiny(), out=tmp_path / "s", progress=True)
+    monkeypatch.undo()
+    assert result.steps == 6
+
+
 def test_in_a_thread_signals_are_left_alone():
     results = []
     thread = threading.Thread(target=lambda: results.append(train_sorter(tiny())))
@@ -409,10 +455,29 @@ def test_nothing_to_resume(tmp_path):
         train_sorter(resume=True)
 
 
-@pytest.mark.parametrize("content", [b"", b"<html>", b'\x08\0\0\0\0\0\0\0{"a":1}'])
-def test_damaged_state(tmp_path, content):
+DAMAGED = (
+    "{} must be the state of an unfinished run, got another kind of file, a damaged one, or one of an older sodeep "
+    "({}). Start again: overwrite=True."
+)
+UNFIT = (
+    "`resume` needs the state of the same run on the same kind of device (here cpu), got one for OUT that does not fit "
+    "({}). "
+    "Resume it where it ran, or start again: overwrite=True."
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"", "it is empty"),
+        (b"<html>", "it is a web page, saved by a download that failed"),
+        (b'\x08\0\0\0\0\0\0\0{"a":1} ', "it is a safetensors file without a sodeep header, so of another program"),
+        (b'\xff\xff\0\0\0\0\0\0{"a":1} ', "it is truncated or damaged (16 bytes)"),
+    ],
+)
+def test_damaged_state(tmp_path, content, found):
     (tmp_path / "s.run").write_bytes(content)
-    with pytest.raises(ValueError, match=r"s\.run must be the state of an unfinished run, got another kind of file"):
+    with raises(ValueError, DAMAGED.format(tmp_path / "s.run", found)):
         train_sorter(out=tmp_path / "s", resume=True)
 
 
@@ -424,6 +489,118 @@ def test_state_of_another_kind(tmp_path, header):
     (tmp_path / "s.run").write_bytes(safetensors.torch.save({"x": torch.ones(1)}, {"sodeep_run": header}))
     with pytest.raises(ValueError, match=r"the state of .* run.*[Ss]tart again: overwrite=True\.$"):
         train_sorter(out=tmp_path / "s", resume=True)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """The state of a run after its third step: bytes, tensors and header."""
+    out = tmp_path_factory.mktemp("stopped") / "s"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        interrupt_after(monkeypatch, step=3)
+        with pytest.raises(TrainingInterrupted):
+            train_sorter(tiny(), out=out)
+    return state_path(out).read_bytes(), *_read_state(state_path(out))
+
+
+FILTER = "sorter/stages.0.filter"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda tensors, header: tensors.update(x=tensors.pop(FILTER)),
+            DAMAGED.format("{}", "its tensors are not those of its set sorter: stages.0.filter is missing"),
+        ),
+        (
+            lambda tensors, header: tensors.update({FILTER: torch.ones(1)}),
+            DAMAGED.format(
+                "{}", "its tensors are not those of its set sorter: stages.0.filter has shape (1,) instead of (16,)"
+            ),
+        ),
+        (
+            lambda tensors, header: tensors.update(x=tensors.pop("best/stages.0.filter")),
+            UNFIT.format("best/stages.0.filter is missing; x is unexpected"),
+        ),
+        (
+            lambda tensors, header: tensors.pop("optimizer/exp_avg/stages.0.filter"),
+            UNFIT.format("optimizer/exp_avg/stages.0.filter is missing"),
+        ),
+        (
+            lambda tensors, header: tensors.update(generator=tensors["generator"][:16]),
+            UNFIT.format("generator has shape (16,) instead of (5056,)"),
+        ),
+        (
+            lambda tensors, header: tensors.update({FILTER: tensors[FILTER].double()}),
+            UNFIT.format(f"{FILTER} has dtype torch.float64 instead of torch.float32"),
+        ),
+        (
+            lambda tensors, header: tensors.update({FILTER: tensors[FILTER] / 0}),
+            UNFIT.format(f"{FILTER} is not finite"),
+        ),
+        (
+            lambda tensors, header: header.update(seconds=None),
+            DAMAGED.format("{}", "its header has no valid 'seconds'"),
+        ),
+        (lambda tensors, header: header.update(step=True), DAMAGED.format("{}", "its header has no valid 'step'")),
+        (lambda tensors, header: header.update(step=7), UNFIT.format("step 7 of 6 after {seconds} seconds")),
+        (
+            lambda tensors, header: header["config"].update(lr="fast"),
+            DAMAGED.format("{}", "`lr` must be a positive number, got 'fast'"),
+        ),
+        (
+            lambda tensors, header: header["history"][0].update(step=4),
+            UNFIT.format("a history of other validations than those of its step"),
+        ),
+        (
+            lambda tensors, header: header["history"].clear(),
+            UNFIT.format("a history of other validations than those of its step"),
+        ),
+        (lambda tensors, header: header["history"][0].pop("loss"), UNFIT.format("'loss'")),
+        (
+            lambda tensors, header: header["config"].update(sorter="lstm", seq_len=3_000_000, lengths=[10, 1000]),
+            None,  # and in no time
+        ),
+    ],
+)
+def test_state_that_does_not_fit(tmp_path, stopped, change, message):
+    _, tensors, header = stopped
+    tensors, header = dict(tensors), json.loads(json.dumps(header))
+    change(tensors, header)
+    state = tmp_path / "s.run"
+    state.write_bytes(seal(tensors, "sodeep_run", header))
+    if message is None:
+        with pytest.raises(ValueError, match=r"those of its lstm sorter: .*; and [0-9]+ more"):
+            train_sorter(out=tmp_path / "s", resume=True)
+    else:
+        message = message.replace("{seconds}", str(header["seconds"])).replace("{}", str(state))
+        message = message.replace("OUT", str(tmp_path / "s"))
+        with raises(ValueError, message):
+            train_sorter(out=tmp_path / "s", resume=True)
+
+
+def test_nothing_of_a_state_can_change_unseen(tmp_path, stopped):
+    data = stopped[0]
+    state = tmp_path / "s.run"
+    for place in [*range(0, header_end(data), 31), *range(header_end(data), len(data), len(data) // 50)]:
+        state.write_bytes(data[:place] + bytes([data[place] ^ 1 << place % 8]) + data[place + 1 :])
+        with pytest.raises(ValueError, match=r"s\.run must be the state of an unfinished run.*Start again"):
+            train_sorter(out=tmp_path / "s", resume=True)
+
+
+def test_temporary_files_of_killed_runs_are_swept(tmp_path):
+    out = tmp_path / "s[1].safetensors"  # not a pattern
+    names = [f".{out.name}.0123abcd.tmp", f".{out.name}.run.0123abcd.tmp"]
+    others = [".s1.safetensors.0123abcd.tmp", f".{out.name}.copy.tmp"]
+    for name in [*names, *others]:
+        (tmp_path / name).write_bytes(b"x")
+    with (tmp_path / names[1]).open("rb") as file:
+        fcntl = pytest.importorskip("fcntl")
+        fcntl.flock(file, fcntl.LOCK_EX)  # of a live process
+        train_sorter(tiny(), out=out)
+    assert sorted(os.listdir(tmp_path)) == sorted([out.name, names[1], *others])
+    train_sorter(tiny(), out=out, overwrite=True)
+    assert sorted(os.listdir(tmp_path)) == sorted([out.name, *others])
 
 
 def test_a_second_run_of_the_same_file_is_refused(tmp_path, monkeypatch):
@@ -584,6 +761,79 @@ def test_constant_lists_do_not_enter_the_gradient_term():
 
 
 # ---- TensorBoard -----------------------------------------------------------------------------------------------------
+
+
+def logged(folder):
+    """Tag -> [(step, value)] of a log as TensorBoard shows it: without values where they are of a clock."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    log = EventAccumulator(str(folder), size_guidance={"scalars": 0, "images": 0})
+    log.Reload()
+    scalars = {tag: [(e.step, e.value) for e in log.Scalars(tag)] for tag in log.Tags()["scalars"]}
+    scalars["throughput/sequences_per_s"] = [step for step, _ in scalars["throughput/sequences_per_s"]]
+    return scalars | {tag: [(e.step, e.encoded_image_string) for e in log.Images(tag)] for tag in log.Tags()["images"]}
+
+
+class Killed(BaseException):
+    """What nothing catches, as a kill."""
+
+
+@pytest.fixture(scope="module")
+def whole_log(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    train_sorter(tiny(), log_dir=folder)
+    return logged(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "kept", "error"),
+    [
+        ("add_scalar", 1, 2, Killed),
+        ("add_scalar", 12, 4, Killed),
+        ("flush", 2, 4, OSError(28, "No space left on device")),
+        ("add_figure", 3, 6, Killed),
+        ("flush", 4, 6, Killed),
+    ],
+)
+def test_a_log_that_was_cut_off_ends_up_whole(tmp_path, monkeypatch, whole_log, name, count, kept, error):
+    """At the first point, within the second, after it, before the last picture, when all is logged: the state stays."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    calls, function = [], getattr(SummaryWriter, name)
+
+    def fails(*args, **options):
+        calls.append(args)
+        if len(calls) == count:
+            raise error
+        return function(*args, **options)
+
+    monkeypatch.setattr(SummaryWriter, name, fails)
+    with pytest.raises(type(error) if isinstance(error, OSError) else error):
+        train_sorter(tiny(), out=tmp_path / "s", log_dir=tmp_path / "log")
+    monkeypatch.undo()
+    assert _read_state(tmp_path / "s.run")[1]["step"] == kept
+    train_sorter(out=tmp_path / "s", log_dir=tmp_path / "log", resume=True)
+    assert logged(tmp_path / "log") == whole_log
+    assert sorted(os.listdir(tmp_path)) == ["log", "s"]
+
+
+@pytest.mark.parametrize("step", [2, 3, 4, 5])
+def test_the_log_of_a_resumed_run_is_whole(tmp_path, monkeypatch, whole_log, step):
+    interrupt_after(monkeypatch, step=step)
+    with pytest.raises(TrainingInterrupted):
+        train_sorter(tiny(), out=tmp_path / "s", log_dir=tmp_path / "log")
+    monkeypatch.undo()
+    train_sorter(out=tmp_path / "s", log_dir=tmp_path / "log", resume=True)
+    assert logged(tmp_path / "log") == whole_log
+
+
+def test_a_run_started_again_replaces_the_log(tmp_path, monkeypatch, whole_log):
+    interrupt_after(monkeypatch, step=5)
+    with pytest.raises(TrainingInterrupted):
+        train_sorter(tiny(seed=1), out=tmp_path / "s", log_dir=tmp_path / "log")
+    monkeypatch.undo()
+    train_sorter(tiny(), out=tmp_path / "s", log_dir=tmp_path / "log", overwrite=True)
+    assert logged(tmp_path / "log") == whole_log
 
 
 def test_tensorboard_tags(tmp_path):

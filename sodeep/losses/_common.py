@@ -1,4 +1,4 @@
-"""What every loss shares: the check of its arguments, the mean over the lists that are defined, the Module form."""
+"""What every loss shares: the check of its arguments, the reduction over the defined lists, the Module form."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+import torch
 from torch import Tensor, nn
 
-from sodeep._checks import readable
-from sodeep._lists import Lists, as_relevance, prepare
+from sodeep._checks import check_choice, readable
+from sodeep._lists import Lists, as_relevance, of_one_item, prepare
 from sodeep._precision import full_precision
+from sodeep.ranks import drop_other_state
 
 __all__ = [
     "ListStats",
@@ -21,14 +23,18 @@ __all__ = [
     "UndefinedListWarning",
     "as_relevance",
     "check_range",
+    "check_reduction",
     "loss_function",
-    "mean_over_defined",
+    "mean_where",
     "optional",
     "prepare",
+    "reduce_defined",
 ]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+REDUCTIONS = ("mean", "none")
 
 Check = Callable[..., Any]
 """``check(value, name=...)`` of `sodeep._checks`: gives the value to go on with, or raises."""
@@ -45,28 +51,45 @@ class ListStats(NamedTuple):
 
 
 class UndefinedListWarning(UserWarning):
-    """No list of the batch was defined, so the loss was a constant zero."""
+    """No list of the batch was defined, so the loss was a constant zero, or NaN for each list without a reduction."""
 
 
-def mean_over_defined(
-    values: Tensor, defined: Tensor, scores: Tensor, return_stats: bool = False, needs: str = "a relevant item"
+def mean_where(values: Tensor, defined: Tensor) -> Tensor:
+    """Mean of `values` (Q,) over the `defined` ones; 0 when none is."""
+    return values.masked_fill(~defined, 0).sum() / defined.sum().clamp(min=1)
+
+
+def reduce_defined(
+    values: Tensor,
+    defined: Tensor,
+    scores: Tensor,
+    reduction: str = "mean",
+    return_stats: bool = False,
+    needs: str = "a relevant item",
+    other: str = "relevant",
 ) -> Any:
     """Mean of `values` (Q,) over the `defined` lists (Q,); when none is, a zero that keeps the graph of `scores`.
 
     Args:
         values: one value a list; those of undefined lists are dropped, NaN included.
         defined: bool, which lists count.
-        scores: what the zero hangs on.
+        scores: (..., N), what the zero hangs on.
+        reduction: "none" gives the values in place of their mean: (...), NaN where undefined.
         return_stats: also return the `ListStats`.
         needs: what a list needs to be defined, for the warning.
+        other: the argument beside `scores`, for the warning.
     """
     count = defined.sum()
-    loss = values.masked_fill(~defined, 0).sum() / count.clamp(min=1)
+    if reduction == "mean":
+        loss = mean_where(values, defined)
+    else:
+        loss = values.masked_fill(~defined, torch.nan).view(scores.shape[:-1])
     if not values.requires_grad:
         loss = loss + scores.flatten()[:0].sum()  # zero terms: 0 * scores would be NaN where a masked score is
     if readable(count) and int(count) == 0:
+        outcome = "the loss is a constant 0 for this batch" if reduction == "mean" else "every value is NaN"
         warnings.warn(
-            f"0 of {defined.numel()} lists have {needs}: the loss is a constant 0 for this batch.",
+            f"0 of {defined.numel()} lists have {needs}{of_one_item(scores, other)}: {outcome}.",
             UndefinedListWarning,
             stacklevel=5,  # the caller of the loss: this, the loss and its two wrappers are in between
         )
@@ -87,6 +110,7 @@ def loss_function(*together: Check, **checks: Check) -> Callable[[Callable[P, R]
         parameters = inspect.signature(function).parameters.values()
         defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty}
         run = full_precision(function)
+        checks.setdefault("reduction", check_reduction)
 
         def check_options(given: Mapping[str, Any]) -> dict[str, Any]:
             checked = {
@@ -104,6 +128,11 @@ def loss_function(*together: Check, **checks: Check) -> Callable[[Callable[P, R]
         return wrapper
 
     return decorate
+
+
+def check_reduction(reduction: str, name: str) -> str:
+    """How the values of the lists become a loss."""
+    return check_choice(reduction, REDUCTIONS, name)
 
 
 def check_range(low: float, high: float, **_: object) -> None:
@@ -148,13 +177,19 @@ class Loss(nn.Module):
         options = {name: getattr(self, name) for name in self._options}
         return type(self).function(scores, *target, where=where, **{**options, **extra})
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for name in self._options:
+            if name not in self._modules:
+                drop_other_state(state_dict, f"{prefix}{name}.")
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     def extra_repr(self) -> str:
-        """The options, for repr(); modules among them are shown below."""
+        """The options, for repr(), without a `reduction` to the mean; modules among them are shown below."""
         values = {name: getattr(self, name) for name in self._options}
         return ", ".join(
             f"{name}={getattr(value, '__name__', repr(value))}"
             for name, value in values.items()
-            if not isinstance(value, nn.Module)
+            if not isinstance(value, nn.Module) and (name, value) != ("reduction", "mean")
         )
 
 

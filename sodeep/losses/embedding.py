@@ -10,8 +10,10 @@ embeddings. Two rows are a pair by their index: a row is never its own pair, but
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,12 +25,16 @@ from sodeep._checks import (
     check_choice,
     check_device,
     check_finite,
+    check_positive,
+    compiling,
     describe,
+    is_number,
     readable,
 )
 from sodeep._labels import as_labels, label_tensor, same_label
 from sodeep._precision import full_precision, working_dtype
-from sodeep.losses._common import mean_over_defined
+from sodeep._ties import tie_equal_rows
+from sodeep.losses._common import reduce_defined
 from sodeep.scale import gather as gather_rows
 
 
@@ -70,8 +76,8 @@ SIMILARITIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def _check_embeddings(embeddings: object, name: str, like: Tensor | None = None, like_name: str = "") -> None:
-    """Rows to compare, with those of `like` if given."""
+def _check_rows(embeddings: object, name: str, like: Tensor | None = None, like_name: str = "") -> None:
+    """Rows of any values, as wide as those of `like` if given."""
     if not isinstance(embeddings, Tensor):
         raise TypeError(f"`{name}` must be a torch.Tensor of shape (n, d), got {type(embeddings).__name__}.")
     if not embeddings.is_floating_point():
@@ -85,14 +91,24 @@ def _check_embeddings(embeddings: object, name: str, like: Tensor | None = None,
                 f"`{name}` must have the width of `{like_name}` ({width}), got shape {tuple(embeddings.shape)}."
             )
         check_device(embeddings, like, name, like_name)
-    check_finite(embeddings, name=name, remedy=f"Drop those rows, or {FIND_THE_STEP}")
+
+
+def _check_finite_rows(embeddings: Tensor, name: str, remedy: str = "Drop those rows") -> None:
+    check_finite(embeddings, name=name, remedy=f"{remedy}, or {FIND_THE_STEP}")
+
+
+def _check_embeddings(embeddings: object, name: str, like: Tensor | None = None, like_name: str = "") -> None:
+    """Rows to compare, with those of `like` if given."""
+    _check_rows(embeddings, name, like, like_name)
+    _check_finite_rows(embeddings, name)  # type: ignore[arg-type]
 
 
 def _similarities(x: Tensor, y: Tensor, similarity: str) -> Tensor:
-    """Similarities (n, m) of checked rows, in float32 or wider."""
+    """Similarities (n, m) of checked rows, in float32 or wider; equal rows have equal ones."""
     dtype = working_dtype(x, y)
     wide = x.to(dtype)
-    return SIMILARITIES[similarity](wide, wide if y is x else y.to(dtype))
+    other = wide if y is x else y.to(dtype)
+    return tie_equal_rows(SIMILARITIES[similarity](wide, other), wide, other)
 
 
 def _relevance(labels: Any, ref_labels: Any, n: int, m: int, two_sets: bool, device: torch.device) -> Tensor:
@@ -118,6 +134,16 @@ def _relevance(labels: Any, ref_labels: Any, n: int, m: int, two_sets: bool, dev
         return given
     own = as_labels(given, "labels", n)
     return same_label(own, own)
+
+
+@full_precision
+def _similarities_to(x: Tensor, sets: list[Tensor | None], similarity: str) -> list[Tensor]:
+    """Similarities of `x` to each of `sets`, None being `x` itself."""
+    if similarity == "cosine" and len(sets) > 1:  # every row is brought to unit length once, not once a set
+        dtype = working_dtype(x, *(y for y in sets if y is not None))
+        x, similarity = _unit(x.to(dtype)), "dot"
+        sets = [y if y is None else _unit(y.to(dtype)) for y in sets]
+    return [_similarities(x, x if y is None else y, similarity) for y in sets]
 
 
 def _drop_diagonal(x: Tensor) -> Tensor:
@@ -154,7 +180,8 @@ def pairwise_scores(
     Returns:
         ``scores``, ``relevant``: floating point and bool, (n, m). Without a reference set, or when `ref_embeddings`
         is the very tensor `embeddings`, self pairs are left out by index: (n, n - 1), row i without column i. Equal
-        rows stay; they are real pairs. Scores are float32, or float64 if an input is, also under autocast.
+        rows stay; they are real pairs, with equal scores wherever they stand. Scores are float32, or float64 if an
+        input is, also under autocast.
 
     Raises:
         TypeError: embeddings that are not floating point tensors; labels that are neither numbers nor strings.
@@ -188,19 +215,229 @@ def pairwise_scores(
     return (_drop_diagonal(scores), _drop_diagonal(relevant)) if references is embeddings else (scores, relevant)
 
 
-def _nothing(scores: Tensor) -> Tensor:
-    """The loss of a batch without a pair: a zero with the graph of `scores`, of which there are none, and a warning."""
-    none = scores.new_zeros(len(scores))
-    value: Tensor = mean_over_defined(none, none.bool(), scores, needs="a pair")
-    return value
-
-
 def _check_loss(loss: object) -> Callable[..., Any]:
     if isinstance(loss, type):
         raise TypeError(f"`loss` must be a loss, got the class {loss.__name__}. Build it first: {loss.__name__}().")
     if not callable(loss):
         raise TypeError(f"`loss` must be callable as loss(scores, relevant), got {describe(loss)}.")
     return loss
+
+
+def _check_scale(scale: Any) -> Any:
+    if scale is None or isinstance(scale, nn.Parameter):
+        return scale
+    if is_number(scale):
+        return check_positive(scale, "scale")
+    if isinstance(scale, Tensor) or not callable(scale):
+        raise TypeError(
+            "`scale` must be a number, an nn.Parameter, or a module or function that gives the factor when called "
+            f"without arguments, got {describe(scale)}."
+            + (" Wrap it: nn.Parameter(scale) learns, float(scale) stays." if isinstance(scale, Tensor) else "")
+        )
+    return scale
+
+
+def _takes_where(loss: Callable[..., Any]) -> bool:
+    """Whether `loss` can be called with ``where=``, as far as its signature tells."""
+    try:
+        parameters = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    return any(p.name == "where" or p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+class _OnEmbeddings(nn.Module):
+    """What the losses on embeddings share: a loss on scores, and how the scores are made."""
+
+    def __init__(self, loss: Callable[..., Any], similarity: str, gather: bool, scale: Any) -> None:
+        super().__init__()
+        check_choice(similarity, SIMILARITIES, "similarity")
+        self.loss = _check_loss(loss)
+        self.similarity = similarity
+        self.gather = check_bool(gather, "gather")
+        self.scale = _check_scale(scale)
+
+    def _scaled(self, scores: Tensor) -> Tensor:
+        """`scores` times the scale."""
+        if self.scale is None:
+            return scores
+        factor = self.scale if isinstance(self.scale, (float, int, nn.Parameter)) else self.scale()
+        if isinstance(factor, Tensor):
+            if factor.numel() != 1:
+                raise ValueError(f"`scale` must be one number, got {describe(factor)}.")
+            factor = factor.reshape(())  # without axes it takes the dtype and the device of the scores
+        number = factor.detach() if isinstance(factor, Tensor) else factor
+        if readable(scores) and not number > 0:
+            raise ValueError(
+                f"`scale` must be a positive number, got {float(number):g}, which would turn the order of the scores "
+                "round. Learn its logarithm: a module that gives log_scale.exp()."
+            )
+        return scores * factor
+
+    def _value(self, scores: Tensor, relevant: Tensor, where: Tensor | None, options: Mapping[str, Any]) -> Any:
+        """What the loss gives, without the pairs outside `where`."""
+        if not scores.numel():
+            return self._nothing(scores, options)
+        if where is None:
+            return self.loss(scores, relevant, **options)
+        if not compiling() and not _takes_where(self.loss):
+            raise TypeError(
+                "`loss` must take where=, a boolean tensor of the shape of the scores, to leave pairs out (masked "
+                f"rows, equal ids, pairs that were not mined), got {describe(self.loss)}."
+            )
+        return self.loss(scores, relevant, where=where, **options)
+
+    def _nothing(self, scores: Tensor, options: Mapping[str, Any]) -> Any:
+        """The loss of rows without a pair, of which there are no scores: a zero with a graph, or NaN, and a warning."""
+        given = {"reduction": getattr(self.loss, "reduction", None), **getattr(self.loss, "keywords", {}), **options}
+        reduction = "none" if given["reduction"] == "none" else "mean"
+        none = scores.new_zeros(len(scores))
+        return reduce_defined(none, none.bool(), scores, reduction, bool(given.get("return_stats")), needs="a pair")
+
+    def extra_repr(self) -> str:
+        """The options, for repr()."""
+        scale = f", scale={self.scale}" if is_number(self.scale) else ""
+        return f"similarity={self.similarity!r}, gather={self.gather}{scale}"
+
+
+def _check_row_mask(where: object, like: Tensor, name: str) -> Tensor:
+    """A boolean tensor of one or two axes on the device of the rows `like`."""
+    if not isinstance(where, Tensor) or where.dtype != torch.bool:
+        got, remedy = type(where).__name__, "Make it one: torch.as_tensor(where).bool()."
+        if isinstance(where, Tensor):
+            got, remedy = describe(where), "Convert it: where.bool()."
+        raise TypeError(f"`where` must be a boolean tensor (True = a real row or pair), got {got}. {remedy}")
+    check_device(where, like, "where", name)
+    return where
+
+
+NO_ID = torch.iinfo(torch.int64).min
+"""The id of a row that came without one: it is the same item as none."""
+
+
+def _as_ids(ids: Any, name: str, rows: int, of: str, device: torch.device) -> Tensor:
+    """Checked ids (rows,), int64."""
+    values = label_tensor(ids, name).to(device)
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values.squeeze(1)
+    if values.shape != (rows,) or values.is_floating_point() or values.dtype == torch.bool:
+        raise ValueError(
+            f"`{name}` must be whole numbers or strings of shape ({rows},), one for each row of `{of}`, "
+            f"got {describe(ids)}."
+        )
+    return values
+
+
+def _other_items(ids: Tensor, ref_ids: Tensor) -> Tensor:
+    """Which pairs (n, m) are not of one item."""
+    return (ids[:, None] != ref_ids) | (ref_ids == NO_ID)
+
+
+def _mined_pairs(indices: Any, n: int, m: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Relevance and mask (n, m) of the pairs (a1, p, a2, n), or triplets (a, p, n), that a miner gives."""
+    if not isinstance(indices, (tuple, list)) or len(indices) not in (3, 4):
+        raise TypeError(
+            "`indices_tuple` must be the pairs (a1, p, a2, n) or the triplets (a, p, n) of a miner, four or three "
+            f"tensors of row indices, got {describe(indices)}."
+        )
+    parts = [torch.as_tensor(part, device=device) for part in indices]
+    parts = [part if part.numel() else part.long() for part in parts]
+    a1, p, a2, q = parts if len(parts) == 4 else (parts[0], parts[1], parts[0], parts[2])
+    if any(x.ndim != 1 or x.is_floating_point() or x.dtype == torch.bool for x in parts) or (
+        (a1.shape, a2.shape) != (p.shape, q.shape)
+    ):
+        shown = ", ".join(describe(part) for part in parts)
+        raise ValueError(
+            f"`indices_tuple` must hold whole numbers (k,), as many anchors as positives and as negatives, got {shown}."
+        )
+    for rows, size, of in ((a1, n, "queries"), (a2, n, "queries"), (p, m, "references"), (q, m, "references")):
+        if readable(rows) and rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < size:
+            raise ValueError(
+                f"`indices_tuple` must be indices of the {size} {of}, "
+                f"got indices from {int(rows.min())} to {int(rows.max())}."
+            )
+    positive, negative = (torch.zeros(n, m, dtype=torch.bool, device=device) for _ in range(2))
+    positive[a1.long(), p.long()] = True
+    negative[a2.long(), q.long()] = True
+    twice = positive & negative
+    if readable(twice) and bool(twice.any()):
+        first = tuple(int(i) for i in twice.nonzero()[0])
+        raise ValueError(
+            f"`indices_tuple` must have each pair as a positive or as a negative, got both for {int(twice.sum())} "
+            f"pairs, the first {first}."
+        )
+    return positive, positive | negative
+
+
+def _both_ids(
+    ids: Any, ref_ids: Any, embeddings: Tensor, ref_embeddings: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """The ids of both sides, checked; None where they are not given."""
+    if ref_ids is not None:
+        for other, name in ((ref_embeddings, "ref_embeddings"), (ids, "ids")):
+            if other is None:
+                raise ValueError(f"`{name}` must be given with `ref_ids`, got None.")
+    if ids is None:
+        return None, None
+    own = _as_ids(ids, "ids", len(embeddings), "embeddings", embeddings.device)
+    if ref_embeddings is None or (ref_embeddings is embeddings and ref_ids is None):
+        return own, None
+    if ref_ids is None:
+        raise ValueError("`ref_ids` must be given with `ids` and `ref_embeddings`, got None.")
+    return own, _as_ids(ref_ids, "ref_ids", len(ref_embeddings), "ref_embeddings", embeddings.device)
+
+
+def _both(mask: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Pairs in both masks; None leaves nothing out."""
+    if mask is None or other is None:
+        return other if mask is None else mask
+    return mask & other
+
+
+def _or_all(mask: Tensor | None, like: Tensor) -> Tensor:
+    return torch.ones_like(like, dtype=torch.bool) if mask is None else mask
+
+
+def _without_self(
+    scores: Tensor, relevant: Tensor, pairs: Tensor | None, references: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """All three without self pairs, if the rows are compared with themselves."""
+    if references is not None:
+        return scores, relevant, pairs
+    return _drop_diagonal(scores), _drop_diagonal(relevant), None if pairs is None else _drop_diagonal(pairs)
+
+
+def _zeroed(x: Tensor, real: Tensor | None) -> Tensor:
+    """`x` with 0 in the rows that are not real, whatever was there."""
+    return x if real is None else x.masked_fill(~real.view(-1, *[1] * (x.ndim - 1)), 0)
+
+
+class _Batch(NamedTuple):
+    """What a call of `EmbeddingLoss` gives, checked and read once; of all processes with gather."""
+
+    embeddings: Tensor
+    """(n, d), the queries."""
+    references: Tensor | None
+    """(m, d), the keys or the reference set; None for the queries themselves."""
+    labels: Any
+    """(n,) or (n, c); in any form, a relevance matrix included, where there is a reference set or nothing."""
+    ids: Tensor | None
+    ref_ids: Tensor | None
+    rows: Tensor | None
+    """(n,), which rows are real; None for all."""
+    pairs: Tensor | None
+    """(n, m), which pairs are real; None for all."""
+
+
+@full_precision  # autocast on a CPU refuses to roll float16
+def _rolled(x: Tensor, first: int) -> Tensor:
+    """The rows from `first` on, then those before it."""
+    return x.roll(-first, 0)
+
+
+def _seal(seen: Any) -> Any:
+    """What stands beside a count of rows that was counted, and hardly ever beside one that memory happened to hold."""
+    return seen * 1_000_003 + 7_919
 
 
 class EmbeddingMemory(nn.Module):
@@ -210,8 +447,14 @@ class EmbeddingMemory(nn.Module):
     Old rows come from older weights; they are good references once the embeddings move slowly, hence `warmup`.
 
     Give it to `EmbeddingLoss`, which adds the batch after its loss is taken, or use it by hand, in that order: once
-    the batch is in the memory its rows would be their own positives. A memory longer than the data set holds past
-    copies of the batch's own items; keep `size` below it.
+    the batch is in the memory its rows would be their own positives.
+
+    A memory longer than an epoch holds past copies of the batch's own items, and so does a shorter one when a sampler
+    draws with replacement: easy positives that say nothing. With `ids` (whole numbers or strings that name the items,
+    such as their index in the data set) they are left out. A row that came without an id is taken for another item.
+
+    Two ways to fill it: with the rows that are compared (cross-batch memory), or with keys alone, which a slowly moving
+    copy of the encoder gives (MoCo): then the queries never enter. Both are `EmbeddingLoss`'s: see there.
 
     Args:
         size: rows to keep.
@@ -220,23 +463,29 @@ class EmbeddingMemory(nn.Module):
         warmup: rows to be seen before the memory gives out any.
 
     Shape:
-        `embeddings` (size, dim) float32 and `labels` (size,) int64 or (size, num_classes) bool, of which the first
-        `seen` are filled.
+        `embeddings` (size, dim) float32, `labels` (size,) int64 or (size, num_classes) bool, and `ids` (size,) int64,
+        of which the first `seen` are filled. `seal` tells that count from what a buffer without values holds: the
+        memory then starts empty, with a warning. A state dict without `ids`, as earlier versions made them, is of rows
+        without ids.
 
     Source: Wang, Zhang, Huang, Scott, "Cross-Batch Memory for Embedding Learning", CVPR 2020. There the loss on the
     memory is added to that on the batch; here both are one list.
 
     >>> memory = EmbeddingMemory(size=3, dim=1)
-    >>> memory.update(torch.tensor([[1.0], [2.0]]), [10, 20])
-    >>> memory.update(torch.tensor([[3.0], [4.0]]), [30, 40])
+    >>> memory.update(torch.tensor([[1.0], [2.0]]), [10, 20], ids=[0, 1])
+    >>> memory.update(torch.tensor([[3.0], [4.0]]), [30, 40], ids=[2, 3])
     >>> embeddings, labels = memory.get()
     >>> labels
     tensor([20, 30, 40])
+    >>> memory.get_ids()
+    tensor([1, 2, 3])
     """
 
     embeddings: Tensor
     labels: Tensor
+    ids: Tensor
     seen: Tensor
+    seal: Tensor
 
     def __init__(self, size: int, dim: int, *, num_classes: int | None = None, warmup: int = 0) -> None:
         super().__init__()
@@ -249,7 +498,9 @@ class EmbeddingMemory(nn.Module):
         self.register_buffer("embeddings", torch.zeros(size, dim))
         empty = torch.zeros(size, dtype=torch.int64) if num_classes is None else torch.zeros(size, num_classes).bool()
         self.register_buffer("labels", empty)
+        self.register_buffer("ids", torch.full((size,), NO_ID))
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("seal", _seal(self.seen))
 
     def check_labels(self, labels: Any, rows: int) -> Tensor:
         """`labels` of `rows` rows as they would be stored; TypeError or ValueError if they cannot be."""
@@ -259,65 +510,184 @@ class EmbeddingMemory(nn.Module):
             raise ValueError(f"`labels` must be {kind} for this memory, got {describe(labels)}.")
         return checked
 
-    @torch.no_grad()
-    def update(self, embeddings: Tensor, labels: Any) -> None:
-        """Add `embeddings` (n, dim) with `labels`, in order, in place of the oldest rows; of more than `size` the last.
-
-        Labels are whole numbers or strings (n,), or multi-hot (n, num_classes).
-        """
-        _check_embeddings(embeddings, "embeddings")
+    def check_rows(self, embeddings: Tensor) -> None:
+        """Rows (n, dim) that this memory can hold; TypeError or ValueError if it cannot."""
+        self._check_real()
+        _check_rows(embeddings, "embeddings")
         if embeddings.shape[1] != self.dim:
             raise ValueError(f"`embeddings` must have shape (n, {self.dim}), got shape {tuple(embeddings.shape)}.")
+
+    def update(self, embeddings: Tensor, labels: Any, ids: Any = None) -> None:
+        """Add `embeddings` (n, dim) with `labels`, in order, in place of the oldest rows; of more than `size` the last.
+
+        Labels are whole numbers or strings (n,), or multi-hot (n, num_classes); `ids` whole numbers or strings (n,).
+        """
+        self.check_rows(embeddings)
+        _check_finite_rows(embeddings, "embeddings")
         labels = self.check_labels(labels, len(embeddings))
+        if ids is not None:
+            ids = _as_ids(ids, "ids", len(embeddings), "embeddings", self.ids.device)
+        self._add(embeddings, labels, ids)
+
+    @torch.no_grad()
+    def _add(self, embeddings: Tensor, labels: Tensor, ids: Tensor | None) -> None:
+        """`update` with what has been checked."""
+        if ids is None:
+            ids = torch.full((len(embeddings),), NO_ID)
+        self.seen.masked_fill_(self.seal != _seal(self.seen), 0)
         skip = max(len(embeddings) - self.size, 0)
         places = (self.seen + torch.arange(skip, len(embeddings), device=self.seen.device)) % self.size
-        self.embeddings[places] = embeddings[skip:].to(self.embeddings)
-        self.labels[places] = labels[skip:].to(self.labels)
+        for kept, new in ((self.embeddings, embeddings), (self.labels, labels), (self.ids, ids)):
+            kept[places] = new[skip:].to(kept)
         self.seen += len(embeddings)
+        self.seal.copy_(_seal(self.seen))
 
     def get(self) -> tuple[Tensor, Tensor]:
         """The rows and their labels, oldest first, as copies; no rows before `warmup` rows have been seen."""
-        seen = int(self.seen)
+        embeddings, labels, _ = self._past()
+        return embeddings, labels
+
+    def get_ids(self) -> Tensor:
+        """The ids of the rows of `get`; the least int64 where a row came without.
+
+        By hand: ``criterion(embeddings, labels, *memory.get(), ids=ids, ref_ids=memory.get_ids())``.
+        """
+        return self._past()[2]
+
+    def _past(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The rows, their labels and their ids."""
+        seen, buffers = self._count(), (self.embeddings, self.labels, self.ids)
         if seen < self.warmup:
-            return self.embeddings[:0], self.labels[:0]
+            embeddings, labels, ids = (buffer[:0] for buffer in buffers)
         # copies: an update between forward and backward must not change what the graph holds
-        if seen < self.size:
-            return self.embeddings[:seen].clone(), self.labels[:seen].clone()
-        return self.embeddings.roll(-(seen % self.size), 0), self.labels.roll(-(seen % self.size), 0)
+        elif seen < self.size:
+            embeddings, labels, ids = (buffer[:seen].clone() for buffer in buffers)
+        else:
+            embeddings, labels, ids = (_rolled(buffer, seen % self.size) for buffer in buffers)
+        return embeddings, labels, ids
+
+    def _count(self) -> int:
+        """Rows seen so far; none, with a warning, where the buffers hold what nobody put there."""
+        self._check_real()
+        seen, seal = torch.stack([self.seen, self.seal]).tolist()
+        if seal == _seal(seen):
+            return int(seen)
+        warnings.warn(
+            "The EmbeddingMemory is empty: its buffers came without values, as to_empty leaves them, and "
+            "from_pretrained where the checkpoint has none.",
+            stacklevel=4,
+        )
+        return 0
+
+    def _check_real(self) -> None:
+        if self.seen.is_meta:
+            raise ValueError(
+                "`memory` must be on a device that holds values, got one on the meta device. Build it where it is to "
+                "be, or load its state: load_state_dict(state, assign=True)."
+            )
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # an older checkpoint has neither ids nor a seal
+        if isinstance(labels := state_dict.get(f"{prefix}labels"), Tensor):
+            state_dict.setdefault(f"{prefix}ids", torch.full(labels.shape[:1], NO_ID, device=labels.device))
+        if isinstance(seen := state_dict.get(f"{prefix}seen"), Tensor):
+            state_dict.setdefault(f"{prefix}seal", _seal(seen))
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
         """The options, for repr()."""
         return f"size={self.size}, dim={self.dim}, num_classes={self.num_classes}, warmup={self.warmup}"
 
 
-class EmbeddingLoss(nn.Module):
+class EmbeddingLoss(_OnEmbeddings):
     """Any loss on ``(scores, relevant)`` as a loss on ``(embeddings, labels)``.
 
     Every row is a query; its list is every other row, or the reference set. In place of a pytorch-metric-learning loss
-    it takes the same call, ``loss(embeddings, labels, ref_emb=..., ref_labels=...)``.
+    it takes the same call, ``loss(embeddings, labels, indices_tuple, ref_emb=..., ref_labels=...)``.
 
     Args:
-        loss: any callable ``loss(scores (n, m), relevant (n, m))``, ours or not.
+        loss: any callable ``loss(scores (n, m), relevant (n, m))``, ours or not. When pairs are to be left out (by
+            `where`, `ids` or `indices_tuple`) it is called with ``where=`` as well, as every loss of this library can.
         similarity: "cosine", "dot" or "euclidean", as in `pairwise_scores`.
         memory: past embeddings as further references. The list of a row is then the rest of the batch and the memory;
             the batch is added after its loss is taken. In eval mode the memory is neither read nor written.
         gather: take the rows of all processes (see `gather`): every process computes the loss of the global batch,
             and DDP ends up with its gradient. Leave the loss itself outside DDP. With one process this does nothing.
+            What comes with the rows (`ids`, `where`, `keys`) is gathered too: give it on every process or on none.
+        scale: what the similarities are multiplied by before the loss, on top of a temperature of its own: a positive
+            number, an nn.Parameter, or a module or function that gives the factor when called without arguments. A
+            parameter, or one in a module, is among the parameters of this loss: hand them to the optimiser. It is the
+            factor itself, 1 / temperature, where CLIP's `logit_scale` is its logarithm: see the last example. Losses on
+            a fixed range of scores (AP_Q, FastAP, histogram) want it unscaled. With several processes and no `gather`
+            let the model hold the parameter and give a function of it, so that DDP averages its gradient.
+
+    The call takes, besides the embeddings (n, d), the labels and the reference set of `pairwise_scores`:
+
+    * ``where``, boolean, True = real. (n,), rows: the others (padding, rows to ignore) are as if deleted, whatever
+      they and their labels hold. (n, n) or (n, m), pairs: the others are neither relevant nor irrelevant; a memory's
+      pairs all count.
+    * ``ids``, whole numbers or strings (n,), which item each row is (`ref_ids` of the reference set): pairs of one item
+      are left out as self pairs are. So are its past copies in a memory and, where a sampler draws with replacement,
+      its duplicates in the batch.
+    * ``keys`` (n, d), the same items by another encoder, row by row, for momentum contrast (He et al. 2020): each
+      query's list is the keys and the memory, its own key among them, and the keys enter the memory in place of the
+      queries. In self-supervised learning the labels are the ids. Detach the keys.
+    * ``indices_tuple``, as pytorch-metric-learning's miners give it: pairs (a1, p, a2, n) or triplets (a, p, n) of row
+      indices, the third argument or by name. A query's list then holds the pairs that it is the anchor of, relevant or
+      not as the tuple says; a triplet counts as its two pairs. `labels` may be None, unless there is a memory, whose
+      pairs all count.
+    * anything else, such as ``return_stats=True`` or ``reduction="none"``, goes to the loss.
 
     Shape:
-        embeddings (n, d), labels and the reference set as in `pairwise_scores`; the result is what `loss` returns. A
-        batch of a single row without references has no pairs: a zero that keeps the graph, and a warning.
+        The result is what `loss` returns: a scalar or, without a reduction, (n,), NaN for rows that are not real or
+        have no list. A batch of a single row without references has no pairs: a zero that keeps the graph (NaN without
+        a reduction), and a warning.
 
     Raises:
-        TypeError: a `loss` that cannot be called.
-        ValueError: what `pairwise_scores` refuses; `ref_embeddings` together with `memory` or `gather`; a relevance
-            matrix together with either.
+        TypeError: a `loss` that cannot be called, or does not take the ``where=`` that is needed; an `indices_tuple` of
+            another form; a `scale` that is none.
+        ValueError: what `pairwise_scores` refuses; `ref_embeddings` together with `memory`, `keys` or `gather`; a
+            relevance matrix together with one of these; an `indices_tuple` or a mask of pairs together with `gather`;
+            ids of wrong kind or number; a scale that is not positive.
 
     >>> def hinge(scores, relevant):  # stands for SmoothAPLoss(), MultiSimilarityLoss(), ...
     ...     return (scores[~relevant].mean() - scores[relevant].mean() + 0.5).relu()
     >>> criterion = EmbeddingLoss(hinge)
     >>> criterion(torch.eye(4), [0, 0, 1, 1])
     tensor(0.5000)
+
+    A memory that knows its items, so that an epoch may be shorter than it:
+
+    >>> from sodeep.losses import NTXentLoss
+    >>> criterion = EmbeddingLoss(NTXentLoss(), memory=EmbeddingMemory(size=512, dim=8))
+    >>> encoder, images, labels = torch.nn.Linear(16, 8), torch.randn(6, 16), torch.tensor([0, 0, 1, 1, 2, 2])
+    >>> for epoch in range(3):
+    ...     for indices in torch.arange(6).split(3):
+    ...         loss = criterion(encoder(images[indices]), labels[indices], ids=indices)
+
+    Momentum contrast without labels: the keys, not the queries, are kept.
+
+    >>> import copy
+    >>> momentum_encoder = copy.deepcopy(encoder)
+    >>> criterion = EmbeddingLoss(NTXentLoss(), memory=EmbeddingMemory(size=512, dim=8))
+    >>> for indices in torch.arange(6).split(3):
+    ...     with torch.no_grad():
+    ...         keys = momentum_encoder(images[indices] + 0.1)
+    ...     loss = criterion(encoder(images[indices]), indices, keys=keys, ids=indices)
+    >>> criterion.memory.get_ids()
+    tensor([0, 1, 2, 3, 4, 5])
+
+    A temperature that learns, as CLIP's:
+
+    >>> class LogitScale(torch.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.log = torch.nn.Parameter(torch.tensor(1 / 0.07).log())
+    ...     def forward(self):
+    ...         return self.log.exp().clamp(max=100)
+    >>> criterion = EmbeddingLoss(NTXentLoss(temperature=1), scale=LogitScale())
+    >>> [name for name, _ in criterion.named_parameters()]
+    ['scale.log']
     """
 
     def __init__(
@@ -327,66 +697,199 @@ class EmbeddingLoss(nn.Module):
         *,
         memory: EmbeddingMemory | None = None,
         gather: bool = False,
+        scale: float | nn.Parameter | Callable[[], Any] | None = None,
     ) -> None:
-        super().__init__()
-        check_choice(similarity, SIMILARITIES, "similarity")
-        self.loss = _check_loss(loss)
-        self.similarity = similarity
+        super().__init__(loss, similarity, gather, scale)
         if memory is not None and not isinstance(memory, EmbeddingMemory):
             raise TypeError(f"`memory` must be an EmbeddingMemory or None, got {describe(memory)}.")
         self.memory = memory
-        self.gather = check_bool(gather, "gather")
 
     def forward(
         self,
         embeddings: Tensor,
-        labels: Any,
-        ref_embeddings: Tensor | None = None,
+        labels: Any = None,
+        ref_embeddings: Any = None,
         ref_labels: Any = None,
         *,
         ref_emb: Tensor | None = None,
+        keys: Tensor | None = None,
+        where: Tensor | None = None,
+        ids: Any = None,
+        ref_ids: Any = None,
+        indices_tuple: Any = None,
+        **options: Any,
     ) -> Any:
-        """The loss; `ref_emb` is another name of `ref_embeddings`."""
+        """The loss; `ref_emb` is another name of `ref_embeddings`, and a tuple in its place is an `indices_tuple`."""
+        if isinstance(ref_embeddings, tuple):
+            if indices_tuple is not None:
+                raise ValueError("`indices_tuple` must be given once, got it as the third argument and by name.")
+            ref_embeddings, indices_tuple = None, ref_embeddings
         if ref_emb is not None:
             if ref_embeddings is not None:
                 raise ValueError("`ref_emb` must not be given together with `ref_embeddings`: they are the same.")
             ref_embeddings = ref_emb
         memory = self.memory if self.training else None
-        if self.gather or memory is not None:
-            embeddings, labels = self._plain_batch(embeddings, labels, ref_embeddings)
-        if memory is not None:
-            labels = memory.check_labels(labels, len(embeddings))
-        scores, relevant = pairwise_scores(embeddings, labels, ref_embeddings, ref_labels, self.similarity)
-        if memory is not None:
-            past = pairwise_scores(embeddings, labels, *memory.get(), self.similarity)
-            scores, relevant = torch.cat([scores, past[0]], 1), torch.cat([relevant, past[1]], 1)
-        value = self.loss(scores, relevant) if scores.numel() else _nothing(scores)
-        if memory is not None:
-            memory.update(embeddings, labels)
+        self._check_sets(embeddings, ref_embeddings, ref_labels, keys, memory, indices_tuple)
+        batch = self._read(embeddings, labels, ref_embeddings, keys, memory, where, ids, ref_ids, indices_tuple)
+        embeddings, references, labels, ids, ref_ids, rows, pairs = batch
+        n, m, device = len(embeddings), len(embeddings if references is None else references), embeddings.device
+
+        if indices_tuple is not None:
+            relevant, mined = _mined_pairs(indices_tuple, n, m, device)
+            pairs = _both(pairs, mined)
+        elif self._has_own_references(memory, keys):
+            relevant = same_label(labels, labels)
+        else:
+            relevant = _relevance(labels, ref_labels, n, m, ref_embeddings is not None, device)
+        if rows is not None:
+            columns = rows.new_ones(m) if references is not None and keys is None else rows
+            pairs = _both(pairs, rows[:, None] & columns)
+        if ids is not None:
+            others = _other_items(ids, ids if ref_ids is None else ref_ids)
+            pairs = _both(pairs, others if keys is None else others | torch.eye(n, dtype=torch.bool, device=device))
+        if memory is None:
+            (scores,) = _similarities_to(embeddings, [references], self.similarity)
+            scores, relevant, pairs = _without_self(scores, relevant, pairs, references)
+            return self._value(self._scaled(scores), relevant, pairs, options)
+
+        past, past_labels, past_ids = memory._past()
+        scores, past_scores = _similarities_to(embeddings, [references, past], self.similarity)
+        scores, relevant, pairs = _without_self(scores, relevant, pairs, references)
+        past_pairs = None if ids is None else _other_items(ids, past_ids)
+        if rows is not None:
+            past_pairs = _both(past_pairs, rows[:, None].expand(past_scores.shape))
+        if pairs is not None or past_pairs is not None:
+            pairs = torch.cat([_or_all(pairs, scores), _or_all(past_pairs, past_scores)], 1)
+        scores = torch.cat([scores, past_scores], 1)
+        relevant = torch.cat([relevant, same_label(labels, past_labels.to(labels))], 1)
+        value = self._value(self._scaled(scores), relevant, pairs, options)
+
+        new = embeddings if references is None else references
+        if rows is not None:
+            new, labels, ids = new[rows], labels[rows], ids if ids is None else ids[rows]
+        memory._add(new, labels, ids)
         return value
 
-    def _plain_batch(self, embeddings: Tensor, labels: Any, ref_embeddings: Tensor | None) -> tuple[Tensor, Any]:
-        """A batch with labels of its own and no reference set, of all processes with `gather`."""
-        option = "gather=True" if self.gather else "a memory"
+    def _has_own_references(self, memory: EmbeddingMemory | None, keys: Tensor | None) -> str:
+        """What keeps the loss from taking a reference set, by name; nothing if it can."""
+        if self.gather:
+            return "gather=True"
+        return "a memory" if memory is not None else "keys" if keys is not None else ""
+
+    def _check_sets(
+        self,
+        embeddings: Any,
+        ref_embeddings: Any,
+        ref_labels: Any,
+        keys: Any,
+        memory: EmbeddingMemory | None,
+        indices_tuple: Any,
+    ) -> None:
+        """Embeddings, keys and reference set are rows of one width, and no two that exclude each other are given."""
+        _check_rows(embeddings, "embeddings")
+        if ref_embeddings is None and ref_labels is not None:
+            raise ValueError("`ref_embeddings` must be given with `ref_labels`, got None.")
         if ref_embeddings is not None:
-            raise ValueError(f"`ref_embeddings` must not be given to a loss with {option}, which has its own.")
-        _check_embeddings(embeddings, "embeddings")
-        labels = label_tensor(labels).to(embeddings.device)
-        if labels.dtype == torch.bool and labels.shape == (len(embeddings), len(embeddings)) and len(embeddings) > 1:
+            if option := self._has_own_references(memory, keys):
+                raise ValueError(f"`ref_embeddings` must not be given to a loss with {option}, which has its own.")
+            _check_rows(ref_embeddings, "ref_embeddings", embeddings, "embeddings")
+        if keys is not None:
+            _check_rows(keys, "keys", embeddings, "embeddings")
+            if len(keys) != len(embeddings):
+                raise ValueError(
+                    f"`keys` must have shape {tuple(embeddings.shape)}, the items of `embeddings` row by row, "
+                    f"got shape {tuple(keys.shape)}."
+                )
+        if memory is not None:
+            memory.check_rows(embeddings)
+            if memory.embeddings.device != embeddings.device:
+                raise ValueError(
+                    f"`memory` must be on the device of `embeddings` ({embeddings.device}), "
+                    f"got {memory.embeddings.device}. Move it: memory.to(embeddings.device)."
+                )
+        if self.gather and indices_tuple is not None:
+            raise ValueError(
+                "`indices_tuple` must not be given to a loss with gather=True: its indices are of one process. Mine "
+                "and call a loss without gather on the gathered rows: sodeep.gather(embeddings), sodeep.gather(labels)."
+            )
+
+    def _read(
+        self,
+        embeddings: Tensor,
+        labels: Any,
+        ref_embeddings: Tensor | None,
+        keys: Tensor | None,
+        memory: EmbeddingMemory | None,
+        where: Any,
+        ids: Any,
+        ref_ids: Any,
+        indices_tuple: Any,
+    ) -> _Batch:
+        """What a call gives: checked and read once, masked rows zeroed, the rows of all processes with gather."""
+        references = None if ref_embeddings is embeddings else ref_embeddings
+        references = references if keys is None else keys
+        n = len(embeddings)
+        rows, pairs = self._masks(where, n, n if references is None else len(references), embeddings)
+        if labels is not None or indices_tuple is None or memory is not None:
+            labels = self._labels(labels, rows, embeddings, ref_embeddings, keys, memory)
+            if indices_tuple is not None:  # which says what is relevant; the labels are the batch's all the same
+                as_labels(labels, "labels", n)
+        ids, ref_ids = _both_ids(ids, ref_ids, embeddings, ref_embeddings)
+        embeddings = _zeroed(embeddings, rows)
+        if keys is not None:
+            references = _zeroed(keys, rows)
+        if self.gather:
+            embeddings, labels = gather_rows(embeddings), gather_rows(labels)
+            references, rows, ids = (x if x is None else gather_rows(x) for x in (references, rows, ids))
+        # after gather, so that every process raises and none waits for the one that did
+        remedy = "Mask those rows out with where="
+        _check_finite_rows(embeddings, "embeddings", remedy)
+        if references is not None:
+            name, remedy = ("keys", remedy) if keys is not None else ("ref_embeddings", "Drop those rows")
+            _check_finite_rows(references, name, remedy)
+        return _Batch(embeddings, references, labels, ids, ref_ids, rows, pairs)
+
+    def _masks(self, where: Any, n: int, m: int, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """`where` as a mask of rows (n,) or of pairs (n, m)."""
+        if where is None:
+            return None, None
+        _check_row_mask(where, like, "embeddings")
+        if where.shape == (n,):
+            return where, None
+        if where.shape == (n, m) and not self.gather:
+            return None, where
+        of_pairs = " with gather=True" if self.gather else f", or ({n}, {m}) for pairs"
+        raise ValueError(f"`where` must have shape ({n},) for rows{of_pairs}, got shape {tuple(where.shape)}.")
+
+    def _labels(
+        self,
+        labels: Any,
+        rows: Tensor | None,
+        embeddings: Tensor,
+        ref_embeddings: Tensor | None,
+        keys: Tensor | None,
+        memory: EmbeddingMemory | None,
+    ) -> Tensor:
+        """Labels as a tensor, those of masked rows zeroed; checked where they cannot be a relevance matrix."""
+        n = len(embeddings)
+        given = label_tensor(labels).to(embeddings.device)
+        square = given.dtype == torch.bool and given.shape == (n, n) and n > 1
+        option = self._has_own_references(memory, keys)
+        if square and option:
             raise ValueError(
                 f"`labels` must be labels for a loss with {option}, got a relevance matrix of shape "
-                f"{tuple(labels.shape)}. Multi-hot labels of as many classes as rows go in as numbers: labels.int()."
+                f"{tuple(given.shape)}. Multi-hot labels of as many classes as rows go in as numbers: labels.int()."
             )
-        if self.gather:
-            return gather_rows(embeddings), gather_rows(as_labels(labels, "labels", len(embeddings)))
-        return embeddings, labels
+        if rows is not None and given.shape[:1] == (n,):
+            given = _zeroed(given, rows)
+            if square and ref_embeddings is None:  # still symmetric
+                given = _zeroed(given.T, rows).T
+        if memory is not None:
+            return memory.check_labels(given, n).to(embeddings.device)
+        return as_labels(given, "labels", n) if option else given
 
-    def extra_repr(self) -> str:
-        """The options, for repr()."""
-        return f"similarity={self.similarity!r}, gather={self.gather}"
 
-
-class CrossModalLoss(nn.Module):
+class CrossModalLoss(_OnEmbeddings):
     """Any loss on ``(scores, relevant)`` between two sets of rows, as images and captions: the mean of both directions.
 
     Every query ranks the gallery, and every gallery row ranks the queries: half ``loss(scores, relevant)``, half
@@ -395,18 +898,28 @@ class CrossModalLoss(nn.Module):
     Args:
         loss: any callable ``loss(scores, relevant)`` of two (n, m) tensors.
         similarity: "cosine", "dot" or "euclidean", as in `pairwise_scores`.
-        gather: take the rows of all processes first, as in `EmbeddingLoss`; `relevant`, if given, is then that of all
-            rows, in the order of the processes.
+        gather: take the rows of all processes first, as in `EmbeddingLoss`; `relevant`, and a `where` of pairs, if
+            given, are then those of all rows, in the order of the processes.
+        scale: what the similarities are multiplied by before the loss, a parameter that learns included, as in
+            `EmbeddingLoss`. CLIP is ``CrossModalLoss(NTXentLoss(temperature=1), scale=...)``.
 
     Shape:
         queries (n, d), gallery (m, d). relevant (n, m): boolean, with any number of True in a row or column (an image
         with five captions); or what else the loss takes, such as semantic scores for an ASP loss, which go through
         as they are. None: query i belongs to gallery row i, n = m. Moved to the device of `queries` if need be.
+        where, boolean, True = real: (n, m), pairs, or, with n = m, (n,), rows of both sets. The others are left out;
+        a row without a real pair (padding) is as if deleted, whatever it holds.
         Without a query or a gallery row there are no pairs: a zero that keeps the graph, and a warning.
 
+        The result is a scalar. What else is given goes to the loss: with ``return_stats=True`` the result is
+        ``value, (stats of the queries, stats of the gallery rows)``; with ``reduction="none"`` the values of the
+        queries (n,) and those of the gallery rows (m,), NaN where undefined.
+
     Raises:
-        TypeError: a `loss` that cannot be called or does not give a tensor, sets that are not floating point tensors.
-        ValueError: wrong shapes, NaN or infinite rows, sets on two devices, no `relevant` where n and m differ.
+        TypeError: a `loss` that cannot be called, does not give a tensor or does not take the ``where=`` that is given;
+            sets that are not floating point tensors; a `scale` that is none.
+        ValueError: wrong shapes, NaN or infinite rows, sets on two devices, no `relevant` where n and m differ, a
+            scale that is not positive.
 
     >>> def hinge(scores, relevant):
     ...     return (scores[~relevant].mean() - scores[relevant].mean() + 0.5).relu()
@@ -415,20 +928,39 @@ class CrossModalLoss(nn.Module):
     tensor(0.)
     """
 
-    def __init__(self, loss: Callable[..., Any], similarity: str = "cosine", *, gather: bool = False) -> None:
-        super().__init__()
-        check_choice(similarity, SIMILARITIES, "similarity")
-        self.loss = _check_loss(loss)
-        self.similarity = similarity
-        self.gather = check_bool(gather, "gather")
+    def __init__(
+        self,
+        loss: Callable[..., Any],
+        similarity: str = "cosine",
+        *,
+        gather: bool = False,
+        scale: float | nn.Parameter | Callable[[], Any] | None = None,
+    ) -> None:
+        super().__init__(loss, similarity, gather, scale)
 
-    def forward(self, queries: Tensor, gallery: Tensor, relevant: Any = None) -> Any:
+    def forward(
+        self, queries: Tensor, gallery: Tensor, relevant: Any = None, *, where: Tensor | None = None, **options: Any
+    ) -> Any:
         """The mean of the losses of both directions."""
-        _check_embeddings(queries, "queries")
-        _check_embeddings(gallery, "gallery", queries, "queries")
+        _check_rows(queries, "queries")
+        _check_rows(gallery, "gallery", queries, "queries")
+        if where is not None:
+            _check_row_mask(where, queries, "queries")
+        if where is not None and where.ndim == 1 and len(where) == len(queries) == len(gallery):
+            queries, gallery = _zeroed(queries, where), _zeroed(gallery, where)
+            where = gather_rows(where) if self.gather else where
+            where = where[:, None] & where
         if self.gather:
             queries, gallery = gather_rows(queries), gather_rows(gallery)
         n, m = len(queries), len(gallery)
+        if where is not None:
+            if where.shape != (n, m):
+                rows = f", or ({n},) for rows of both sets" if n == m else ""
+                raise ValueError(f"`where` must have shape ({n}, {m}){rows}, got shape {tuple(where.shape)}.")
+            queries, gallery = _zeroed(queries, where.any(1)), _zeroed(gallery, where.any(0))
+        # after gather, so that every process raises and none waits for the one that did
+        _check_finite_rows(queries, "queries", "Mask those rows out with where=")
+        _check_finite_rows(gallery, "gallery", "Mask those rows out with where=")
         if relevant is not None:
             relevant = torch.as_tensor(relevant, device=queries.device)
             if relevant.shape != (n, m):
@@ -442,14 +974,17 @@ class CrossModalLoss(nn.Module):
                 f"`relevant` must be given when queries ({n}) and gallery ({m}) differ in number, got None. "
                 f"Say which belong together in a boolean tensor of shape ({n}, {m})."
             )
-        scores = full_precision(_similarities)(queries, gallery, self.similarity)
-        if not scores.numel():
-            return _nothing(scores)
-        values = self.loss(scores, relevant), self.loss(scores.T, relevant.T)
-        if not all(isinstance(value, Tensor) for value in values):
-            raise TypeError(f"`loss` must give a tensor, got {type(values[0]).__name__}. Leave return_stats off.")
-        return (values[0] + values[1]) / 2
+        scores = self._scaled(full_precision(_similarities)(queries, gallery, self.similarity))
+        there = self._value(scores, relevant, where, options)
+        back = self._value(scores.T, relevant.T, where if where is None else where.T, options)
+        if type(there) is type(back) is tuple and len(there) == 2:  # what return_stats adds
+            return _mean_of_both(there[0], back[0]), (there[1], back[1])
+        return _mean_of_both(there, back)
 
-    def extra_repr(self) -> str:
-        """The options, for repr()."""
-        return f"similarity={self.similarity!r}, gather={self.gather}"
+
+def _mean_of_both(there: Any, back: Any) -> Any:
+    """The mean of two scalars; values of queries and of gallery rows stay apart."""
+    for value in (there, back):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"`loss` must give a tensor, got {type(value).__name__}.")
+    return (there + back) / 2 if there.ndim == 0 else (there, back)

@@ -11,6 +11,8 @@ of the same shape. What holds for all of them:
 * **The result is the mean over the defined lists.** A list is defined when both P and N have an item, unless the
   loss says otherwise; one that is not defined is left out, and with none left the loss is a zero that keeps the graph.
   So a batch is the mean of its lists, with one exception, `histogram_loss`, which is a statistic of the whole batch.
+  With ``reduction="none"`` the result is one value a list, NaN for those that are not defined: their ``nanmean()`` is
+  the mean, and ``(weights * values).nansum()`` a weighted sum with a finite gradient.
 * **Hinges are averaged over what is active** (hinge above zero), list by list: as training goes on most hinges are
   zero, and a mean over all of them would fade away with the number of easy pairs.
 * Order plays no role, tied scores are treated alike, and `where` (True = a real item) is the same as deletion.
@@ -35,8 +37,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sodeep._checks import check_at_least, check_choice, check_number, check_positive, compiling, readable
-from sodeep.losses._common import Lists, Loss, check_range, loss_function, mean_over_defined, optional, prepare
+from sodeep._checks import check_at_least, check_choice, check_number, check_positive, compiling, describe, readable
+from sodeep.losses._common import (
+    Lists,
+    Loss,
+    check_range,
+    check_reduction,
+    loss_function,
+    optional,
+    prepare,
+    reduce_defined,
+)
 
 MINING = ("all", "semihard", "hard")
 
@@ -46,9 +57,9 @@ def _has_both(lists: Lists) -> Tensor:
     return (lists.positive.sum(-1) > 0) & (lists.negative.sum(-1) > 0)
 
 
-def _mean_over_both(values: Tensor, lists: Lists, scores: Tensor, return_stats: bool) -> Any:
+def _reduce_over_both(values: Tensor, lists: Lists, scores: Tensor, reduction: str, return_stats: bool) -> Any:
     needs = "both a relevant item and one that is not"
-    return mean_over_defined(values, _has_both(lists), scores, return_stats, needs=needs)
+    return reduce_defined(values, _has_both(lists), scores, reduction, return_stats, needs=needs)
 
 
 def _mean(x: Tensor, mask: Tensor) -> Tensor:
@@ -176,6 +187,7 @@ def contrastive_loss(
     pos_margin: float = 0.9,
     neg_margin: float = 0.6,
     where: Tensor | None = None,
+    reduction: str = "mean",
     return_stats: bool = False,
 ) -> Any:
     """Pull positives above one similarity, push negatives below another.
@@ -194,6 +206,7 @@ def contrastive_loss(
         pos_margin: a positive at least this similar costs nothing.
         neg_margin: a negative at most this similar costs nothing.
         where: (..., N), boolean, True = a real item.
+        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined.
         return_stats: also return how many lists there were and how many counted (`ListStats`).
 
     Returns:
@@ -219,7 +232,7 @@ def contrastive_loss(
         weights = near / num_near.clamp(min=1).to(s.dtype) - far / num_far.clamp(min=1).to(s.dtype)
     bounds = pos_margin * (num_far > 0).to(s.dtype) - neg_margin * (num_near > 0).to(s.dtype)
     values = (weights * s).sum(-1) + bounds.squeeze(-1)
-    return mean_over_defined(values, (positive | negative).any(-1), scores, return_stats, needs="a real item")
+    return reduce_defined(values, (positive | negative).any(-1), scores, reduction, return_stats, needs="a real item")
 
 
 @loss_function(margin=check_positive, mining=partial(check_choice, choices=MINING))
@@ -230,6 +243,7 @@ def triplet_loss(
     margin: float = 0.2,
     mining: str = "all",
     where: Tensor | None = None,
+    reduction: str = "mean",
     return_stats: bool = False,
 ) -> Any:
     """Every positive above every negative by a margin, without ever making a list of triplets.
@@ -251,6 +265,7 @@ def triplet_loss(
         margin: how far above; positive.
         mining: which triplets: "all", "semihard" or "hard".
         where: (..., N), boolean, True = a real item.
+        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined.
         return_stats: also return how many lists there were and how many counted (`ListStats`).
 
     Returns:
@@ -284,7 +299,7 @@ def triplet_loss(
         count_p, count_n = _active_triplets(lists, margin, semihard=mining == "semihard")
         active = count_p.sum(-1)
         values = (((count_n - count_p) * s).sum(-1) + margin * active) / active.clamp(min=1)
-    return _mean_over_both(values, lists, scores, return_stats)
+    return _reduce_over_both(values, lists, scores, reduction, return_stats)
 
 
 FEW_POSITIVES = 16
@@ -299,8 +314,8 @@ def _active_triplets(lists: Lists, margin: float, semihard: bool) -> tuple[Tenso
     """
     s, positive, negative = lists.scores.contiguous(), lists.positive, lists.negative  # searchsorted warns otherwise
     marked = torch.where(positive, s, float("inf"))
-    most = int(positive.sum(-1).max()) if len(s) and readable(s) else s.shape[-1]
-    if most <= FEW_POSITIVES:
+    most = int(positive.sum(-1).max()) if len(s) and readable(s) else None
+    if most is not None and most <= FEW_POSITIVES:
         rising, order = marked.topk(most, largest=False)
         count_n, counts, above = torch.zeros_like(marked), torch.zeros_like(rising), s + margin
         for k in range(most):
@@ -339,6 +354,7 @@ def nt_xent_loss(
     *,
     temperature: float = 0.07,
     where: Tensor | None = None,
+    reduction: str = "mean",
     return_stats: bool = False,
 ) -> Any:
     """Normalised temperature-scaled cross entropy (InfoNCE): each positive has to be picked out among the negatives.
@@ -357,6 +373,7 @@ def nt_xent_loss(
         relevant: (..., N), boolean.
         temperature: T, positive.
         where: (..., N), boolean, True = a real item.
+        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined.
         return_stats: also return how many lists there were and how many counted (`ListStats`).
 
     Returns:
@@ -376,11 +393,18 @@ def nt_xent_loss(
     lists = prepare(scores, relevant, where)
     s = _bound(lists.scores / temperature)
     below = _softplus(_logsumexp(s, lists.negative).unsqueeze(-1) - s)
-    return _mean_over_both(_mean(below, lists.positive), lists, scores, return_stats)
+    return _reduce_over_both(_mean(below, lists.positive), lists, scores, reduction, return_stats)
 
 
 @loss_function()
-def n_pairs_loss(scores: Tensor, relevant: Tensor, *, where: Tensor | None = None, return_stats: bool = False) -> Any:
+def n_pairs_loss(
+    scores: Tensor,
+    relevant: Tensor,
+    *,
+    where: Tensor | None = None,
+    reduction: str = "mean",
+    return_stats: bool = False,
+) -> Any:
     """Multi-class N-pairs: ``mean_{p in P} log(1 + sum_{n in N} e^{s_n - s_p})`` for a list.
 
     Sohn 2016, Eq. 7, where a list has one positive and one negative of each other class; any number of each will do.
@@ -391,6 +415,7 @@ def n_pairs_loss(scores: Tensor, relevant: Tensor, *, where: Tensor | None = Non
             normalised: on cosine similarities the loss cannot fall below log(1 + |N| e^-2).
         relevant: (..., N), boolean.
         where: (..., N), boolean, True = a real item.
+        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined.
         return_stats: also return how many lists there were and how many counted (`ListStats`).
 
     Returns:
@@ -404,7 +429,7 @@ def n_pairs_loss(scores: Tensor, relevant: Tensor, *, where: Tensor | None = Non
         >>> n_pairs_loss(torch.tensor([[5.0, 1.0, 1.0]]), torch.tensor([[True, False, False]]))
         tensor(0.0360)
     """
-    return nt_xent_loss(scores, relevant, temperature=1.0, where=where, return_stats=return_stats)
+    return nt_xent_loss(scores, relevant, temperature=1.0, where=where, reduction=reduction, return_stats=return_stats)
 
 
 @loss_function(temperature=check_positive)
@@ -414,6 +439,7 @@ def nca_loss(
     *,
     temperature: float = 1.0,
     where: Tensor | None = None,
+    reduction: str = "mean",
     return_stats: bool = False,
 ) -> Any:
     """Neighbourhood components analysis: the probability that a soft nearest neighbour is relevant.
@@ -431,6 +457,7 @@ def nca_loss(
         relevant: (..., N), boolean.
         temperature: T, positive.
         where: (..., N), boolean, True = a real item.
+        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined.
         return_stats: also return how many lists there were and how many counted (`ListStats`).
 
     Returns:
@@ -448,7 +475,7 @@ def nca_loss(
     lists = prepare(scores, relevant, where)
     s = lists.scores if temperature == 1 else _bound(lists.scores / temperature)
     values = _log_ratio(s, lists)  # log(1 + N/P): nothing cancels when the positives are far ahead
-    return _mean_over_both(values, lists, scores, return_stats)
+    return _reduce_over_both(values, lists, scores, reduction, return_stats)
 
 
 @loss_function(margin=check_number)
@@ -458,6 +485,7 @@ def lifted_structure_loss(
     *,
     margin: float = 1.0,
     where: Tensor | None = None,
+    reduction: str = "mean",
     return_stats: bool = False,
 ) -> Any:
     """Lifted structure, in the form for one anchor: the soft-hardest positive against the soft-hardest negative.
@@ -478,6 +506,7 @@ def lifted_structure_loss(
         relevant: (..., N), boolean.
         margin: a finite number.
         where: (..., N), boolean, True = a real item.
+        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined.
         return_stats: also return how many lists there were and how many counted (`ListStats`).
 
     Returns:
@@ -498,7 +527,7 @@ def lifted_structure_loss(
     s, positive, negative, _ = lists
     of_p, of_n = _logsumexp_of_sides(torch.where(positive, -s, s), positive, negative)
     values = torch.relu(of_p + of_n + margin)
-    return _mean_over_both(values, lists, scores, return_stats)
+    return _reduce_over_both(values, lists, scores, reduction, return_stats)
 
 
 STEEPNESS = {"alpha": check_positive, "beta": check_positive, "base": check_number}
@@ -513,6 +542,7 @@ def binomial_deviance_loss(
     beta: float = 50.0,
     base: float = 0.5,
     where: Tensor | None = None,
+    reduction: str = "mean",
     return_stats: bool = False,
 ) -> Any:
     """A smooth contrastive loss: each pair against one threshold, alone.
@@ -531,6 +561,7 @@ def binomial_deviance_loss(
         beta: steepness for negatives.
         base: the threshold between similar and not.
         where: (..., N), boolean, True = a real item.
+        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined.
         return_stats: also return how many lists there were and how many counted (`ListStats`).
 
     Returns:
@@ -550,7 +581,7 @@ def binomial_deviance_loss(
     _, positive, negative, _ = lists
     deviance = _softplus(_exponent(lists, alpha, beta, base))
     values = _mean(deviance, positive) + _mean(deviance, negative)
-    return mean_over_defined(values, (positive | negative).any(-1), scores, return_stats, needs="a real item")
+    return reduce_defined(values, (positive | negative).any(-1), scores, reduction, return_stats, needs="a real item")
 
 
 def _exponent(lists: Lists, alpha: float, beta: float, base: float) -> Tensor:
@@ -568,6 +599,7 @@ def bin_lifted_loss(
     beta: float = 50.0,
     base: float = 0.5,
     where: Tensor | None = None,
+    reduction: str = "mean",
     return_stats: bool = False,
 ) -> Any:
     """BinLifted: the mean of the pair weights of binomial deviance and lifted structure.
@@ -591,6 +623,7 @@ def bin_lifted_loss(
         beta: steepness for negatives.
         base: the threshold between similar and not.
         where: (..., N), boolean, True = a real item.
+        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined.
         return_stats: also return how many lists there were and how many counted (`ListStats`).
 
     Returns:
@@ -613,7 +646,7 @@ def bin_lifted_loss(
     of_p = torch.where(positive, deviance, 0.0).sum(-1) + lifted_p
     of_n = torch.where(negative, deviance, 0.0).sum(-1) + lifted_n
     values = of_p / (2 * alpha) + of_n / (2 * beta)
-    return _mean_over_both(values, lists, scores, return_stats)
+    return _reduce_over_both(values, lists, scores, reduction, return_stats)
 
 
 @loss_function(**STEEPNESS, epsilon=optional(check_number))
@@ -626,6 +659,7 @@ def multi_similarity_loss(
     base: float = 0.5,
     epsilon: float | None = 0.1,
     where: Tensor | None = None,
+    reduction: str = "mean",
     return_stats: bool = False,
 ) -> Any:
     """Multi-Similarity: each pair against a threshold and against the other pairs of its list.
@@ -649,6 +683,7 @@ def multi_similarity_loss(
         epsilon: how much easier than the hardest pair of the other kind a pair may be, a finite number; None: no
             mining.
         where: (..., N), boolean, True = a real item.
+        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined.
         return_stats: also return how many lists there were and how many counted (`ListStats`).
 
     Returns:
@@ -678,7 +713,7 @@ def multi_similarity_loss(
         negative = negative & ~(fixed <= lowest_positive - epsilon)
     of_p, of_n = _softplus(_logsumexp_of_sides(x, positive, negative))
     values = of_p / alpha + of_n / beta
-    return _mean_over_both(values, lists, scores, return_stats)
+    return _reduce_over_both(values, lists, scores, reduction, return_stats)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -686,7 +721,16 @@ def multi_similarity_loss(
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@loss_function(check_range, num_bins=partial(check_at_least, low=1), low=check_number, high=check_number)
+def _check_mean(reduction: str, name: str) -> str:
+    """The one reduction of a statistic of the whole batch."""
+    if check_reduction(reduction, name) != "mean":
+        raise ValueError(f"`{name}` must be 'mean' for a statistic of the whole batch, got {describe(reduction)}.")
+    return reduction
+
+
+@loss_function(
+    check_range, num_bins=partial(check_at_least, low=1), low=check_number, high=check_number, reduction=_check_mean
+)
 def histogram_loss(
     scores: Tensor,
     relevant: Tensor,
@@ -695,6 +739,7 @@ def histogram_loss(
     low: float = -1.0,
     high: float = 1.0,
     where: Tensor | None = None,
+    reduction: str = "mean",
     return_stats: bool = False,
 ) -> Any:
     """Probability that a random negative pair of the batch is more similar than a random positive one, by histograms.
@@ -719,6 +764,7 @@ def histogram_loss(
         low: the first node.
         high: the last node. A score outside is at the end of the range, with zero gradient.
         where: (..., N), boolean, True = a real item.
+        reduction: "mean" alone: a statistic of the whole batch has no value for each list.
         return_stats: also return how many lists there were and how many counted (`ListStats`).
 
     Returns:
@@ -754,7 +800,7 @@ def histogram_loss(
     loss = (neg * pos.cumsum(0)).sum() / (total_pos.clamp(min=1) * total_neg.clamp(min=1))
     defined = (total_pos > 0) & (total_neg > 0)
     needs = "a positive and a negative pair between them"
-    return mean_over_defined(loss.expand(len(s)), defined.expand(len(s)), scores, return_stats, needs=needs)
+    return reduce_defined(loss.expand(len(s)), defined.expand(len(s)), scores, reduction, return_stats, needs=needs)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -772,8 +818,8 @@ class ContrastiveLoss(Loss):
 
     function = staticmethod(contrastive_loss)
 
-    def __init__(self, pos_margin: float = 0.9, neg_margin: float = 0.6) -> None:
-        super().__init__(pos_margin=pos_margin, neg_margin=neg_margin)
+    def __init__(self, pos_margin: float = 0.9, neg_margin: float = 0.6, *, reduction: str = "mean") -> None:
+        super().__init__(pos_margin=pos_margin, neg_margin=neg_margin, reduction=reduction)
 
 
 class TripletLoss(Loss):
@@ -786,8 +832,8 @@ class TripletLoss(Loss):
 
     function = staticmethod(triplet_loss)
 
-    def __init__(self, margin: float = 0.2, mining: str = "all") -> None:
-        super().__init__(margin=margin, mining=mining)
+    def __init__(self, margin: float = 0.2, mining: str = "all", *, reduction: str = "mean") -> None:
+        super().__init__(margin=margin, mining=mining, reduction=reduction)
 
 
 class NTXentLoss(Loss):
@@ -800,8 +846,8 @@ class NTXentLoss(Loss):
 
     function = staticmethod(nt_xent_loss)
 
-    def __init__(self, temperature: float = 0.07) -> None:
-        super().__init__(temperature=temperature)
+    def __init__(self, temperature: float = 0.07, *, reduction: str = "mean") -> None:
+        super().__init__(temperature=temperature, reduction=reduction)
 
 
 class NPairsLoss(Loss):
@@ -814,8 +860,8 @@ class NPairsLoss(Loss):
 
     function = staticmethod(n_pairs_loss)
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, reduction: str = "mean") -> None:
+        super().__init__(reduction=reduction)
 
 
 class NCALoss(Loss):
@@ -828,8 +874,8 @@ class NCALoss(Loss):
 
     function = staticmethod(nca_loss)
 
-    def __init__(self, temperature: float = 1.0) -> None:
-        super().__init__(temperature=temperature)
+    def __init__(self, temperature: float = 1.0, *, reduction: str = "mean") -> None:
+        super().__init__(temperature=temperature, reduction=reduction)
 
 
 class LiftedStructureLoss(Loss):
@@ -842,8 +888,8 @@ class LiftedStructureLoss(Loss):
 
     function = staticmethod(lifted_structure_loss)
 
-    def __init__(self, margin: float = 1.0) -> None:
-        super().__init__(margin=margin)
+    def __init__(self, margin: float = 1.0, *, reduction: str = "mean") -> None:
+        super().__init__(margin=margin, reduction=reduction)
 
 
 class BinomialDevianceLoss(Loss):
@@ -856,8 +902,8 @@ class BinomialDevianceLoss(Loss):
 
     function = staticmethod(binomial_deviance_loss)
 
-    def __init__(self, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5) -> None:
-        super().__init__(alpha=alpha, beta=beta, base=base)
+    def __init__(self, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, *, reduction: str = "mean") -> None:
+        super().__init__(alpha=alpha, beta=beta, base=base, reduction=reduction)
 
 
 class BinLiftedLoss(Loss):
@@ -870,8 +916,8 @@ class BinLiftedLoss(Loss):
 
     function = staticmethod(bin_lifted_loss)
 
-    def __init__(self, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5) -> None:
-        super().__init__(alpha=alpha, beta=beta, base=base)
+    def __init__(self, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, *, reduction: str = "mean") -> None:
+        super().__init__(alpha=alpha, beta=beta, base=base, reduction=reduction)
 
 
 class MultiSimilarityLoss(Loss):
@@ -884,8 +930,16 @@ class MultiSimilarityLoss(Loss):
 
     function = staticmethod(multi_similarity_loss)
 
-    def __init__(self, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, epsilon: float | None = 0.1) -> None:
-        super().__init__(alpha=alpha, beta=beta, base=base, epsilon=epsilon)
+    def __init__(
+        self,
+        alpha: float = 2.0,
+        beta: float = 50.0,
+        base: float = 0.5,
+        epsilon: float | None = 0.1,
+        *,
+        reduction: str = "mean",
+    ) -> None:
+        super().__init__(alpha=alpha, beta=beta, base=base, epsilon=epsilon, reduction=reduction)
 
 
 class HistogramLoss(Loss):
@@ -898,5 +952,5 @@ class HistogramLoss(Loss):
 
     function = staticmethod(histogram_loss)
 
-    def __init__(self, num_bins: int = 100, low: float = -1.0, high: float = 1.0) -> None:
-        super().__init__(num_bins=num_bins, low=low, high=high)
+    def __init__(self, num_bins: int = 100, low: float = -1.0, high: float = 1.0, *, reduction: str = "mean") -> None:
+        super().__init__(num_bins=num_bins, low=low, high=high, reduction=reduction)

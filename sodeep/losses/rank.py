@@ -3,7 +3,8 @@
 Each takes ``rank_fn``, any callable from scores (..., n) to ranks (..., n), 1 = highest: a trained sorter,
 `laplace_rank`, or your own. Where a loss says "rank of i", that is what it calls; the ranks of targets are exact.
 Ranks are divided by the number of items, as in SoDeep (Engilberge et al., CVPR 2019), so that losses of lists of
-different lengths are alike.
+different lengths are alike. The result is the mean over the lists that are defined; with ``reduction="none"`` it is one
+value a list, NaN where it is not, so that ``nanmean()`` of the values is the mean.
 
 As modules, `SpearmanLoss(rank_fn)` and the others hold a sorter as the submodule ``rank_fn``, so ``.to(device)`` moves
 it, and freeze it: an optimiser that is handed the loss finds nothing to train.
@@ -36,9 +37,10 @@ from sodeep._checks import (
     check_scores,
     check_where,
 )
+from sodeep._lists import warn_of_outputs
 from sodeep._precision import working_dtype
 from sodeep._sort import order_of_whole
-from sodeep.losses._common import Loss, loss_function, mean_over_defined, prepare
+from sodeep.losses._common import Loss, loss_function, mean_where, prepare, reduce_defined
 from sodeep.ranks import RankFunction, apply_rank_fn, check_rank_fn, exact_rank
 
 
@@ -68,6 +70,7 @@ def spearman_loss(
     where: Tensor | None = None,
     value_weight: float = 0.0,
     value_loss: str = "l1",
+    reduction: str = "mean",
     return_stats: bool = False,
 ) -> Any:
     """Mean squared difference between the ranks of the scores and those of the targets.
@@ -81,12 +84,15 @@ def spearman_loss(
     epochs, add a value term: ``value_weight * mean |scores - target|`` ("l1") or the mean of the squares ("mse").
 
     Args:
-        scores: (..., n) predictions, floating point; several lists at once are independent of one another.
+        scores: (..., n) predictions, floating point; several lists at once are independent of one another. The last
+            axis is the list: of a model with k outputs, (n, k), pass ``scores.T`` and ``target.T``.
         target: same shape, floating point or whole numbers; only their order counts, except in the value term.
         rank_fn: scores (..., n) -> ranks (..., n), 1 = highest.
         where: (..., n), boolean, True = a real item. n is then the number of real items of each list.
         value_weight: weight of the value term.
         value_loss: "l1" or "mse".
+        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined. With a value
+            term a list without an order is defined by that term alone, and its rank term is 0.
         return_stats: also return `SpearmanStats`: the parts, and how many lists were defined.
 
     Returns:
@@ -105,19 +111,24 @@ def spearman_loss(
         tensor(0.2222)
     """
     x, y, order, real = _prepare_regression(scores, target, where)
+    warn_of_outputs(scores, where, "spearman_loss", stacklevel=5)
     ranks = apply_rank_fn(rank_fn, x, where=None if where is None else real)
     n = real.sum(-1, keepdim=True).clamp(min=1)
     error = ((ranks.to(x.dtype) - exact_rank(order, where=real).to(x.dtype)) / n).square()
     low, high = order.masked_fill(~real, torch.inf).amin(-1), order.masked_fill(~real, -torch.inf).amax(-1)
     needs = "two items with different targets"
-    if scores.shape[-1] == 1 and scores.numel() > 1:  # what nn.Linear(d, 1) gives
-        needs += " (lists of one item: did you mean scores.squeeze(-1) and target.squeeze(-1)?)"
-    rank_term = mean_over_defined(_mean_of_real(error, real), low < high, x, needs=needs)
-
+    ranks_of, ordered = _mean_of_real(error, real), low < high
     gap = x - y.to(x.dtype)
-    value_term = _mean_of_real(gap.abs() if value_loss == "l1" else gap.square(), real)
-    value_term = value_term.sum() / real.any(-1).sum().clamp(min=1)
-    loss = rank_term + value_weight * value_term if value_weight else rank_term
+    values_of, valued = _mean_of_real(gap.abs() if value_loss == "l1" else gap.square(), real), real.any(-1)
+    value_term = mean_where(values_of, valued)
+    if reduction == "mean":
+        rank_term = reduce_defined(ranks_of, ordered, x, needs=needs, other="target")
+        loss = rank_term + value_weight * value_term if value_weight else rank_term
+    else:
+        rank_term = mean_where(ranks_of, ordered)
+        if value_weight:  # a list without an order has a value term still
+            ranks_of, ordered = ranks_of.masked_fill(~ordered, 0) + value_weight * values_of, valued
+        loss = reduce_defined(ranks_of, ordered, scores, reduction, needs=needs, other="target")
     if not return_stats:
         return loss
     return loss, SpearmanStats(len(x), (low < high).sum(), rank_term.detach(), value_term.detach())
@@ -131,6 +142,7 @@ def map_loss(
     rank_fn: RankFunction,
     where: Tensor | None = None,
     form: str = "ap",
+    reduction: str = "mean",
     return_stats: bool = False,
 ) -> Any:
     """Mean average precision, from the ranks of the relevant items.
@@ -154,6 +166,7 @@ def map_loss(
         rank_fn: scores (..., n) -> ranks (..., n), 1 = highest.
         where: (..., N), boolean, True = a real item.
         form: "ap" or "rank_sum".
+        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined.
         return_stats: also return `ListStats`, how many lists there were and how many were defined.
 
     Returns:
@@ -182,7 +195,7 @@ def map_loss(
         friends = exact_rank(x, positive) if _has_one_length(rank_fn) else apply_rank_fn(rank_fn, x, where=positive)
         # the ranks of masked items are 0, and 0 / 0 must not reach the gradient
         terms = 1 - friends / ranks.masked_fill(~positive, 1)
-    return mean_over_defined(_mean_of_real(terms, positive), positive.any(-1), x, return_stats)
+    return reduce_defined(_mean_of_real(terms, positive), positive.any(-1), scores, reduction, return_stats)
 
 
 @loss_function(rank_fn=check_rank_fn, margin=partial(check_number, low=0), hardest=partial(check_at_least, low=1))
@@ -194,6 +207,7 @@ def recall_loss(
     margin: float = 0.2,
     hardest: int = 1,
     where: Tensor | None = None,
+    reduction: str = "mean",
     return_stats: bool = False,
 ) -> Any:
     """Hinge between the ranks of the relevant items and those of the hardest others (SoDeep's recall loss).
@@ -211,6 +225,7 @@ def recall_loss(
             takes the same argument and never reads it: it computes margin = 1/n, which any correct order satisfies.
         hardest: how many others per list.
         where: (..., N), boolean, True = a real item.
+        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined.
         return_stats: also return `ListStats`, how many lists there were and how many were defined.
 
     Returns:
@@ -242,15 +257,16 @@ def recall_loss(
     per_item = hinge.sum(-1) / exists.sum(-1, keepdim=True).clamp(min=1)
     needs = "a relevant item and another"
     defined = positive.any(-1) & negative.any(-1)
-    return mean_over_defined(_mean_of_real(per_item, positive), defined, x, return_stats, needs)
+    return reduce_defined(_mean_of_real(per_item, positive), defined, scores, reduction, return_stats, needs)
 
 
 class SpearmanLoss(Loss):
     """`spearman_loss` as a module: ``SpearmanLoss(rank_fn)(scores, target, where=None)``.
 
     Args:
-        rank_fn: scores (..., n) -> ranks (..., n). A module becomes a submodule and is frozen.
-        value_weight, value_loss: as of `spearman_loss`.
+        rank_fn: scores (..., n) -> ranks (..., n), 1 = highest. A module becomes a submodule and is frozen. Those of
+            torchsort and fast-soft-sort count from the lowest: ``lambda scores: torchsort.soft_rank(-scores)``.
+        value_weight, value_loss, reduction: as of `spearman_loss`.
 
     Example:
         >>> from sodeep.ranks import laplace_rank
@@ -260,8 +276,10 @@ class SpearmanLoss(Loss):
 
     function = staticmethod(spearman_loss)
 
-    def __init__(self, rank_fn: RankFunction, *, value_weight: float = 0.0, value_loss: str = "l1") -> None:
-        super().__init__(rank_fn=rank_fn, value_weight=value_weight, value_loss=value_loss)
+    def __init__(
+        self, rank_fn: RankFunction, *, value_weight: float = 0.0, value_loss: str = "l1", reduction: str = "mean"
+    ) -> None:
+        super().__init__(rank_fn=rank_fn, value_weight=value_weight, value_loss=value_loss, reduction=reduction)
 
 
 class MAPLoss(Loss):
@@ -269,7 +287,7 @@ class MAPLoss(Loss):
 
     Args:
         rank_fn: scores (..., n) -> ranks (..., n). A module becomes a submodule and is frozen.
-        form: as of `map_loss`.
+        form, reduction: as of `map_loss`.
 
     Example:
         >>> from sodeep.ranks import laplace_rank
@@ -279,8 +297,8 @@ class MAPLoss(Loss):
 
     function = staticmethod(map_loss)
 
-    def __init__(self, rank_fn: RankFunction, *, form: str = "ap") -> None:
-        super().__init__(rank_fn=rank_fn, form=form)
+    def __init__(self, rank_fn: RankFunction, *, form: str = "ap", reduction: str = "mean") -> None:
+        super().__init__(rank_fn=rank_fn, form=form, reduction=reduction)
 
 
 class RecallLoss(Loss):
@@ -288,13 +306,15 @@ class RecallLoss(Loss):
 
     Args:
         rank_fn: scores (..., n) -> ranks (..., n). A module becomes a submodule and is frozen.
-        margin, hardest: as of `recall_loss`.
+        margin, hardest, reduction: as of `recall_loss`.
     """
 
     function = staticmethod(recall_loss)
 
-    def __init__(self, rank_fn: RankFunction, *, margin: float = 0.2, hardest: int = 1) -> None:
-        super().__init__(rank_fn=rank_fn, margin=margin, hardest=hardest)
+    def __init__(
+        self, rank_fn: RankFunction, *, margin: float = 0.2, hardest: int = 1, reduction: str = "mean"
+    ) -> None:
+        super().__init__(rank_fn=rank_fn, margin=margin, hardest=hardest, reduction=reduction)
 
 
 def _prepare_regression(scores: Tensor, target: Tensor, where: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:

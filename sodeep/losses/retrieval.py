@@ -2,7 +2,8 @@
 
 Every loss takes `scores` (..., N), higher = better, and a boolean `relevant` of the same shape: one list a query, the
 query itself not among its items (`sodeep.pairwise_scores` leaves it out). The leading axes are batch, and the result is
-the mean over the queries that have a relevant item.
+the mean over the queries that have a relevant item; with ``reduction="none"`` one value a query, NaN for the others, so
+that ``nanmean()`` of the values is the mean.
 
 Two ways to make a rank differentiable are here, and neither builds a Q x N x N tensor.
 
@@ -41,7 +42,7 @@ from sodeep._checks import (
     is_whole,
     traces_no_gradient,
 )
-from sodeep.losses._common import Lists, Loss, check_range, loss_function, mean_over_defined, optional, prepare
+from sodeep.losses._common import Lists, Loss, check_range, loss_function, optional, prepare, reduce_defined
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The walk over (query, relevant item) pairs
@@ -283,6 +284,7 @@ def smooth_ap_loss(
     tau: float = 0.01,
     include_self: bool = False,
     where: Tensor | None = None,
+    reduction: str = "mean",
     return_stats: bool = False,
 ) -> Any:
     r"""One minus Smooth-AP: average precision with every "j above i" softened to a sigmoid.
@@ -301,6 +303,7 @@ def smooth_ap_loss(
         include_self: count every query as one more relevant item of similarity 1 to itself, as the released code does.
             A loss so computed cannot exceed about 1 - 1 / (1 + number of relevant items), whatever the scores.
         where: (..., N) boolean, True = a real item; others are as if deleted.
+        reduction: "mean" over the defined queries, or "none": a value for each, (...), NaN where undefined.
         return_stats: also return how many queries there were and how many had a relevant item (`ListStats`).
 
     Returns:
@@ -328,7 +331,7 @@ def smooth_ap_loss(
     lists = prepare(scores, relevant, where)
     items = _with_self(lists) if include_self else lists
     ap = _per_query(_smooth_ap, items, tau)
-    return mean_over_defined(1 - ap, lists.positive.sum(1) > 0, lists.scores, return_stats)
+    return reduce_defined(1 - ap, lists.positive.sum(1) > 0, scores, reduction, return_stats)
 
 
 class SmoothAPLoss(Loss):
@@ -336,8 +339,8 @@ class SmoothAPLoss(Loss):
 
     function = staticmethod(smooth_ap_loss)
 
-    def __init__(self, tau: float = 0.01, include_self: bool = False) -> None:
-        super().__init__(tau=tau, include_self=include_self)
+    def __init__(self, tau: float = 0.01, include_self: bool = False, *, reduction: str = "mean") -> None:
+        super().__init__(tau=tau, include_self=include_self, reduction=reduction)
 
 
 @loss_function(
@@ -356,6 +359,7 @@ def quantized_ap_loss(
     high: float = 1.0,
     include_self: bool = False,
     where: Tensor | None = None,
+    reduction: str = "mean",
     return_stats: bool = False,
 ) -> Any:
     r"""One minus quantised AP (AP_Q): average precision of a softened histogram of the scores.
@@ -379,6 +383,7 @@ def quantized_ap_loss(
         high: centre of the first bin.
         include_self: count every query as one more relevant item of similarity 1 to itself, as the paper does.
         where: (..., N) boolean, True = a real item; others are as if deleted.
+        reduction: "mean" over the defined queries, or "none": a value for each, (...), NaN where undefined.
         return_stats: also return how many queries there were and how many had a relevant item (`ListStats`).
 
     Returns:
@@ -403,7 +408,7 @@ def quantized_ap_loss(
     lists = prepare(scores, relevant, where)
     items = _with_self(lists) if include_self else lists
     ap = _per_query(_quantized_ap, items, num_bins, low, high)
-    return mean_over_defined(1 - ap, lists.positive.sum(1) > 0, lists.scores, return_stats)
+    return reduce_defined(1 - ap, lists.positive.sum(1) > 0, scores, reduction, return_stats)
 
 
 class QuantizedAPLoss(Loss):
@@ -411,8 +416,16 @@ class QuantizedAPLoss(Loss):
 
     function = staticmethod(quantized_ap_loss)
 
-    def __init__(self, num_bins: int = 20, low: float = -1.0, high: float = 1.0, include_self: bool = False) -> None:
-        super().__init__(num_bins=num_bins, low=low, high=high, include_self=include_self)
+    def __init__(
+        self,
+        num_bins: int = 20,
+        low: float = -1.0,
+        high: float = 1.0,
+        include_self: bool = False,
+        *,
+        reduction: str = "mean",
+    ) -> None:
+        super().__init__(num_bins=num_bins, low=low, high=high, include_self=include_self, reduction=reduction)
 
 
 @loss_function(num_bins=partial(check_at_least, low=1))
@@ -422,6 +435,7 @@ def fast_ap_loss(
     *,
     num_bins: int = 10,
     where: Tensor | None = None,
+    reduction: str = "mean",
     return_stats: bool = False,
 ) -> Any:
     r"""One minus FastAP: average precision from histograms of squared distance between unit vectors.
@@ -439,6 +453,7 @@ def fast_ap_loss(
         relevant: (..., N) boolean.
         num_bins: L, the number of intervals between nodes.
         where: (..., N) boolean, True = a real item; others are as if deleted.
+        reduction: "mean" over the defined queries, or "none": a value for each, (...), NaN where undefined.
         return_stats: also return how many queries there were and how many had a relevant item (`ListStats`).
 
     Returns:
@@ -458,7 +473,9 @@ def fast_ap_loss(
         >>> bool(fast_ap_loss(scores, relevant) == quantized_ap_loss(scores, relevant, num_bins=11))
         True
     """
-    return quantized_ap_loss(scores, relevant, num_bins=num_bins + 1, where=where, return_stats=return_stats)
+    return quantized_ap_loss(
+        scores, relevant, num_bins=num_bins + 1, where=where, reduction=reduction, return_stats=return_stats
+    )
 
 
 class FastAPLoss(Loss):
@@ -466,8 +483,8 @@ class FastAPLoss(Loss):
 
     function = staticmethod(fast_ap_loss)
 
-    def __init__(self, num_bins: int = 10) -> None:
-        super().__init__(num_bins=num_bins)
+    def __init__(self, num_bins: int = 10, *, reduction: str = "mean") -> None:
+        super().__init__(num_bins=num_bins, reduction=reduction)
 
 
 @loss_function(
@@ -493,6 +510,7 @@ def sup_ap_loss(
     negative_margin: float = 0.6,
     include_self: bool = False,
     where: Tensor | None = None,
+    reduction: str = "mean",
     return_stats: bool = False,
 ) -> Any:
     r"""ROADMAP: one minus SupAP, an upper bound of 1 - AP, plus a calibration of the scores.
@@ -525,6 +543,7 @@ def sup_ap_loss(
         negative_margin: irrelevant items should score at most this.
         include_self: count every query as one more relevant item of similarity 1 to itself, as the released code does.
         where: (..., N) boolean, True = a real item; others are as if deleted.
+        reduction: "mean" over the defined queries, or "none": a value for each, (...), NaN where undefined.
         return_stats: also return how many queries there were and how many had a relevant item (`ListStats`).
 
     Returns:
@@ -556,7 +575,7 @@ def sup_ap_loss(
             _mean_where(lists.positive, (positive_margin - lists.scores).clamp(min=0))
             + _mean_where(lists.negative, (lists.scores - negative_margin).clamp(min=0))
         )
-    return mean_over_defined(loss, lists.positive.sum(1) > 0, lists.scores, return_stats)
+    return reduce_defined(loss, lists.positive.sum(1) > 0, scores, reduction, return_stats)
 
 
 class SupAPLoss(Loss):
@@ -574,6 +593,8 @@ class SupAPLoss(Loss):
         positive_margin: float = 0.9,
         negative_margin: float = 0.6,
         include_self: bool = False,
+        *,
+        reduction: str = "mean",
     ) -> None:
         super().__init__(
             tau=tau,
@@ -584,6 +605,7 @@ class SupAPLoss(Loss):
             positive_margin=positive_margin,
             negative_margin=negative_margin,
             include_self=include_self,
+            reduction=reduction,
         )
 
 
@@ -611,6 +633,7 @@ def recall_at_k_loss(
     tau_rank: float = 0.01,
     tau_k: float = 1.0,
     where: Tensor | None = None,
+    reduction: str = "mean",
     return_stats: bool = False,
 ) -> Any:
     r"""One minus a smooth recall@k, averaged over several k.
@@ -630,6 +653,7 @@ def recall_at_k_loss(
         tau_rank: temperature of the ranks, in the units of the scores.
         tau_k: temperature of the cut, in ranks.
         where: (..., N) boolean, True = a real item; others are as if deleted.
+        reduction: "mean" over the defined queries, or "none": a value for each, (...), NaN where undefined.
         return_stats: also return how many queries there were and how many had a relevant item (`ListStats`).
 
     Returns:
@@ -652,7 +676,7 @@ def recall_at_k_loss(
     ks = [k] if isinstance(k, int) else list(k)
     lists = prepare(scores, relevant, where)
     recall = _per_query(_recall_at_k, lists, ks, tau_rank, tau_k)
-    return mean_over_defined(1 - recall, lists.positive.sum(1) > 0, lists.scores, return_stats)
+    return reduce_defined(1 - recall, lists.positive.sum(1) > 0, scores, reduction, return_stats)
 
 
 class RecallAtKLoss(Loss):
@@ -660,5 +684,12 @@ class RecallAtKLoss(Loss):
 
     function = staticmethod(recall_at_k_loss)
 
-    def __init__(self, k: int | Iterable[int] = (1, 2, 4, 8, 16), tau_rank: float = 0.01, tau_k: float = 1.0) -> None:
-        super().__init__(k=k, tau_rank=tau_rank, tau_k=tau_k)
+    def __init__(
+        self,
+        k: int | Iterable[int] = (1, 2, 4, 8, 16),
+        tau_rank: float = 0.01,
+        tau_k: float = 1.0,
+        *,
+        reduction: str = "mean",
+    ) -> None:
+        super().__init__(k=k, tau_rank=tau_rank, tau_k=tau_k, reduction=reduction)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sodeep._checks import check_device, check_finite, check_positive, check_same_shape, check_scores, check_where
 from sodeep._precision import working_dtype
-from sodeep.losses._common import Loss, loss_function, mean_over_defined, optional
+from sodeep.losses._common import Loss, loss_function, optional, reduce_defined
 from sodeep.ranks import RankFunction, apply_rank_fn, check_rank_fn, sigmoid_rank
 
 
@@ -28,6 +28,7 @@ def asp_loss(
     rank_fn: RankFunction | None = None,
     semantic_rank_fn: RankFunction | None = None,
     where: Tensor | None = None,
+    reduction: str = "mean",
     return_stats: bool = False,
 ) -> Any:
     r"""One minus average semantic precision (ASP), between ranks by score and ranks by meaning.
@@ -51,6 +52,7 @@ def asp_loss(
         rank_fn: (..., n) scores -> (..., n) ranks, in place of the sigmoid: any rank function.
         semantic_rank_fn: the same for the semantic scores, `exact_rank` say; None: as for `scores`.
         where: (..., N) boolean, True = a real item; others are as if deleted.
+        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined.
         return_stats: also return how many lists there were and how many had a real item (`ListStats`).
 
     Returns:
@@ -95,7 +97,7 @@ def asp_loss(
     ratio = torch.minimum(ranks, target) / torch.maximum(ranks, target).masked_fill(~real, 1)
     count = real.sum(-1)
     asp = ratio.masked_fill(~real, 0).sum(-1) / count.clamp(min=1)
-    return mean_over_defined(1 - asp, count > 0, scores, return_stats, needs="a real item")
+    return reduce_defined(1 - asp, count > 0, scores, reduction, return_stats, needs="a real item")
 
 
 class ASPLoss(Loss):
@@ -104,6 +106,11 @@ class ASPLoss(Loss):
     function = staticmethod(asp_loss)
 
     def __init__(
-        self, tau: float = 0.01, rank_fn: RankFunction | None = None, semantic_rank_fn: RankFunction | None = None
+        self,
+        tau: float = 0.01,
+        rank_fn: RankFunction | None = None,
+        semantic_rank_fn: RankFunction | None = None,
+        *,
+        reduction: str = "mean",
     ) -> None:
-        super().__init__(tau=tau, rank_fn=rank_fn, semantic_rank_fn=semantic_rank_fn)
+        super().__init__(tau=tau, rank_fn=rank_fn, semantic_rank_fn=semantic_rank_fn, reduction=reduction)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sodeep._checks import check_at_least, describe, user_path
+from sodeep.tasks.tables import column_names, describe_columns
 
 SPLITS = ("train", "val", "test")
 """Losses are trained on the first, settings chosen on the second, figures taken on the third."""
@@ -165,17 +166,44 @@ def read_data(path: str | Path, layouts: Mapping[str, Layout], task: str) -> Any
     for layout in layouts.values():
         if layout.found(path):
             return layout.read(path)
+    raise ValueError(
+        f"`data` {path} must be in a layout that the {task} task reads, got {_held(path)}. It reads:\n{known}"
+    )
+
+
+def _held(path: Path) -> str:
+    """What is at a path, for a message."""
     if path.is_dir():
-        names = sorted(entry.name + "/" * entry.is_dir() for entry in path.iterdir())
-        held = f"a folder with {', '.join(names[:8] + ['...'] * (len(names) > 8))}" if names else "an empty folder"
-    else:
-        held = f"a file of {path.stat().st_size} bytes"
-    raise ValueError(f"`data` {path} must be in a layout that the {task} task reads, got {held}. It reads:\n{known}")
+        names = [entry.name + "/" * entry.is_dir() for entry in visible(path)]
+        return f"a folder with {', '.join(names[:8] + ['...'] * (len(names) > 8))}" if names else "an empty folder"
+    if path.suffix in (".csv", ".tsv"):
+        names, separator = column_names(path)
+        return f"a file with {describe_columns(names, separator)}" if names else "an empty file"
+    if zipfile.is_zipfile(path):
+        names = sorted(npz_names(path))
+        return (
+            f"a file with the arrays {', '.join(names[:8] + ['...'] * (len(names) > 8))}" if names else "an empty zip"
+        )
+    return f"a file of {path.stat().st_size} bytes"
+
+
+def visible(folder: Path) -> list[Path]:
+    """What is in a folder, by name, without what systems leave there: hidden files and folders, and __MACOSX."""
+    return sorted(entry for entry in folder.iterdir() if not left_behind(entry.name))
+
+
+def left_behind(name: str) -> bool:
+    """Whether a file or folder is none of the user's: ``._p0.jpg``, ``.DS_Store``, ``Thumbs.db``, ``__MACOSX``.
+
+    >>> [name for name in ("._p0.jpg", "p0.jpg", "Thumbs.db", "__MACOSX") if not left_behind(name)]
+    ['p0.jpg']
+    """
+    return name.startswith(".") or name.casefold() in ("__macosx", "thumbs.db", "desktop.ini")
 
 
 def npz_files(path: Path) -> list[Path]:
     """The .npz at `path`, or those in the folder `path`."""
-    files = [path] if path.is_file() else sorted(path.glob("*.npz"))
+    files = [path] if path.is_file() else visible(path) if path.is_dir() else []
     return [file for file in files if file.suffix == ".npz" and zipfile.is_zipfile(file)]
 
 
@@ -267,6 +295,8 @@ class Task(ABC):
     """The losses compared by default, the baseline among them; those on a sorter only where it is shipped."""
     accepts: ClassVar[tuple[str, ...]]
     """Forms of losses that fit, see `sodeep.tasks.contenders`; the first is that of a user's own loss."""
+    options: ClassVar[tuple[str, ...]] = ()
+    """Arguments that `load` takes beyond those of every task; None is the default of each."""
     epochs: ClassVar[int]
     """Passes over the training split, by default."""
     rates: ClassVar[tuple[float, float]]
@@ -302,6 +332,10 @@ class Task(ABC):
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
                 setattr(self, name, value.to(device))
+
+    def lacks(self, form: str) -> str | None:
+        """What losses of a form need that these data do not have, and what to do; None: nothing."""
+        return None
 
     def batches(self, epoch: int) -> Iterator[Array]:
         """Training items of each batch of an epoch, a function of the seed and the epoch alone.

@@ -7,7 +7,8 @@ A name is one of
   ``module:attribute``, such as ``map:lstm`` or ``spearman:my.safetensors``;
 * ``peer:NAME``, a loss of another package (`PEERS`), if that is installed;
 * ``module:attribute``, a loss of your own: a callable, or a class that takes no arguments; the parameters of a Module
-  (proxies, say) are trained with the encoder;
+  (proxies, say) are trained with the encoder. It is called as the task calls its losses (`FORMS`); or, where its first
+  argument is called embeddings, as pytorch-metric-learning's are, with embeddings and labels (`own_form`);
 * ``A+B``, the sum of two or more of these, of which the weight of all but the first is tuned.
 
 >>> contender("smooth-ap").grid(rates=(0.001, 0.008))
@@ -21,7 +22,7 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
-import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -32,17 +33,19 @@ import torch
 from torch import Tensor, nn
 
 from sodeep import losses as losses_
+from sodeep._extras import check_installed
 from sodeep.checkpoint import list_sorters, load_sorter
 from sodeep.ranks import RankFunction, blackbox_rank, laplace_rank, sigmoid_rank, straight_through
 from sodeep.tasks.base import Loss, Task
 
 FORMS = {
-    "target": "loss(scores (n,), target (n,)): regression",
+    "target": "loss(scores (n,), target (n,))",
     "relevant": "loss(scores (Q, N), relevant (Q, N) bool)",
     "semantic": "loss(scores (Q, N), graded relevance (Q, N))",
     "embeddings": "loss(embeddings (n, d), labels (n,))",
 }
-"""How losses are called. A user's own loss is called in the form of the task: the first of `Task.accepts`."""
+"""How losses are called. A user's own loss is called in the form of the task, the first of `Task.accepts`, unless it is
+seen to be of the form "embeddings" (`own_form`)."""
 
 
 @dataclass(frozen=True)
@@ -230,8 +233,9 @@ def contender(name: str) -> Contender:
     """The loss of a name.
 
     Raises:
-        ValueError: unknown name, with the choices; a rank loss without its rank function; a peer that is not
-            installed; a module without that attribute.
+        ValueError: unknown name, with the choices; a rank loss without its rank function; a module without that
+            attribute.
+        MissingPackageError: a peer that is not installed.
     """
     names = terms_of(name)
     if len(names) > 1:
@@ -252,7 +256,7 @@ def contender(name: str) -> Contender:
         return _peer(rest)
     if colon and prefix and rest:
         found = _attribute(prefix, rest)
-        return Contender(functools.partial(_built, found), form="")
+        return Contender(functools.partial(_built, found), form=own_form(found))
     raise ValueError(
         f"`loss` must be one of {', '.join(LOSSES)}; "
         f"{', '.join(f'{prefix}:RANK' for prefix in RANK_LOSSES)} with RANK one of {', '.join(_rank_names())}, "
@@ -313,6 +317,52 @@ def _built(found: Any) -> Any:
     return copy.deepcopy(found) if isinstance(found, nn.Module) else found
 
 
+_EMBEDDINGS = {"embedding", "embeddings", "embs", "emb", "feature", "features", "feats"}
+_SCORES = {"score", "scores", "prediction", "predictions", "preds", "pred", "input", "inputs", "logits", "similarity",
+           "similarities"}  # fmt: skip
+
+
+def own_form(found: Any) -> str:
+    """How a loss of one's own is called: "embeddings", or "" for the form of the task.
+
+    The name of the first argument of its call tells. Where that says nothing (``x``, ``*args``), the loss is tried on
+    eight made-up embeddings with labels, and on scores with relevance: "embeddings" if it takes only the former.
+
+    >>> own_form(lambda embeddings, labels: 0), own_form(lambda scores, target: 0)
+    ('embeddings', '')
+    """
+    call = found.forward if isinstance(found, nn.Module) or _is_module_class(found) else found
+    call = call.__call__ if isinstance(call, type) else call
+    try:
+        names = [name for name in inspect.signature(call).parameters if name != "self"]
+    except (TypeError, ValueError):  # of a function in C
+        names = []
+    first = names[0].lower() if names else ""
+    if first in _EMBEDDINGS:
+        return "embeddings"
+    if first in _SCORES:
+        return ""
+    with torch.random.fork_rng(devices=[]):
+        generator = torch.Generator().manual_seed(0)
+        vectors, labels = torch.randn(8, 4, generator=generator), torch.arange(8) // 2
+        relevant = labels.unsqueeze(1) == labels
+        takes_embeddings = _takes(found, vectors, labels)
+        return "embeddings" if takes_embeddings and not _takes(found, vectors @ vectors.T, relevant) else ""
+
+
+def _is_module_class(found: Any) -> bool:
+    return isinstance(found, type) and issubclass(found, nn.Module)
+
+
+def _takes(found: Any, x: Tensor, y: Tensor) -> bool:
+    """Whether a loss, made anew, gives one number for these."""
+    try:
+        value = _built(found)(x, y)
+        return isinstance(value, Tensor) and value.numel() == 1
+    except Exception:  # of a loss, whoever wrote it
+        return False
+
+
 def _rank_names() -> list[str]:
     return [*RANKS, *(card.name for card in list_sorters())]
 
@@ -321,8 +371,7 @@ def _peer(name: str) -> Contender:
     if name not in PEERS:
         raise ValueError(f"`loss` must be one of {', '.join(f'peer:{peer}' for peer in PEERS)}, got 'peer:{name}'.")
     package, loss = PEERS[name]
-    if importlib.util.find_spec(package) is None:
-        raise ValueError(f"`loss` peer:{name} needs {package}. Install it: pip install {package.replace('_', '-')}")
+    check_installed(package, f"`loss` peer:{name}")
     return loss
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sodeep import metrics
+from sodeep._ties import tie_equal_rows
 from sodeep.losses import CrossModalLoss, quantized_ap_loss
 from sodeep.tasks.base import (
     BATCH_SIZE,
@@ -27,6 +28,7 @@ from sodeep.tasks.base import (
 from sodeep.tasks.encoders import FeatureNet, TextNet, as_input, encode, item_net, ngram_table
 from sodeep.tasks.layouts import CROSS_MODAL
 from sodeep.tasks.semantics import TEXT_SCORES, SemanticScores
+from sodeep.tasks.texts import TEXT_FEATURES, check_text_features, wordllama_vectors
 
 _ASP = {"overlap": "ASP", **{name: f"ASP {name}" for name in TEXT_SCORES}}
 """Semantic scores by name -> the metric that judges by them."""
@@ -44,16 +46,19 @@ class TwoTowers(nn.Module):
 class CrossModal(Task):
     """Pictures and captions compared by cosine. A batch holds 100 pictures and one caption of each.
 
+    Captions in words are a learned sum over tf-idf of character n-grams; with `text_features` "wordllama", static
+    vectors go through a hidden layer in its place.
+
     A loss that takes semantic scores gets graded relevance in place of pairs, 1 for a picture and its own caption, and
     for others the score that `semantic` names: "overlap" of the codes (keywords, object classes) of two pictures,
     Jaccard's index; or "cider", "bleu" or "rouge-l" of all their captions (`sodeep.tasks.semantics`). By default it is
     the first of these that the data have. It changes nothing for other losses, nor any metric.
 
-    Metrics, "i2t" from pictures to captions and "t2i" back: the hit rates among the first 1, 5 and 10; the median rank
-    of the first right one; ASP, how well the order agrees with that of the semantic scores (Li et al., NeurIPS 2022),
-    "ASP" by overlap and "ASP cider" and so on by captions; PMRP (plausible matches are those whose codes differ in at
-    most 0, 1, 2 places; Chun et al., CVPR 2021). Those by codes or captions are left out where there are no codes, or
-    no texts. "R@1 mean" is that of both ways.
+    Metrics, "i2t" from pictures to captions and "t2i" back: R@k, the hit rates among the first 1, 5 and 10; the median
+    rank of the first right one; ASP, how well the order agrees with that of the semantic scores (Li et al., NeurIPS
+    2022), "ASP" by overlap and "ASP cider" and so on by captions; PMRP (plausible matches are those whose codes differ
+    in at most 0, 1, 2 places; Chun et al., CVPR 2021). Those by codes or captions are left out where there are no
+    codes, or no texts. "R@1 mean" is that of both ways.
 
     Details: ``ap``, ``ap_quantized`` (Q,) of the pictures as queries; ``rank_i2t``, ``rank_t2i``: rank of the first
     right one of each query. Of S = 16 captions as queries (8 at random, 8 of the worst): ``strip_texts`` (S,) of str,
@@ -76,6 +81,7 @@ class CrossModal(Task):
     baseline = "triplet-hard"
     losses = ("triplet-hard", "nt-xent", "smooth-ap", "asp", "triplet-hard+asp", "recall:laplace", "recall:set")
     accepts = ("relevant", "semantic")
+    options = ("semantic", "text_features")
     epochs = 30
     rates = (1e-3, 8e-3)
 
@@ -86,13 +92,18 @@ class CrossModal(Task):
         batch_size: int = BATCH_SIZE,
         train_share: float = 1.0,
         semantic: str | None = None,
+        text_features: str | None = None,
     ) -> None:
         super().__init__(data, with_validation(np.asarray(data.split), seed), seed, batch_size, train_share)
         self.items = as_input(data.items)
         self.owner = torch.from_numpy(np.asarray(data.owner, dtype=np.int64))
         self.texts = None if isinstance(data.captions, np.ndarray) else list(data.captions)
+        kind = check_text_features(text_features, self.texts, data.name)
         if isinstance(data.captions, np.ndarray):
             self.captions = as_input(data.captions)
+        elif kind == "wordllama":
+            self.captions = torch.from_numpy(wordllama_vectors(data.captions))
+            self.data_name += f", {TEXT_FEATURES[kind]}"
         else:
             train = torch.isin(self.owner, self.index["train"]).nonzero().squeeze(1).numpy()
             self.captions = ngram_table(data.captions, train, "char", least=2)
@@ -121,10 +132,20 @@ class CrossModal(Task):
         batch_size: int = BATCH_SIZE,
         train_share: float = 1.0,
         semantic: str | None = None,
+        text_features: str | None = None,
     ) -> CrossModal:
         """The task on the data at a path, or on pictures of coloured shapes drawn with the seed."""
         found = _shapes(seed) if data is None else read_data(data, LAYOUTS, cls.name)
-        return cls(found, seed, batch_size, train_share, semantic)
+        return cls(found, seed, batch_size, train_share, semantic, text_features)
+
+    def lacks(self, form: str) -> str | None:
+        """Graded relevance, where there are neither codes nor captions as texts: all it could train on is pairs."""
+        if form != "semantic" or self.semantic is not None:
+            return None
+        return (
+            "graded relevance, which these data do not have. Add codes or classes of the images to the npz "
+            "(<split>_codes, <split>_labels), or leave that loss out"
+        )
 
     def batches(self, epoch: int) -> Iterator[Array]:
         """Pairs (B, 2) of a picture and one of its captions; every picture once an epoch."""
@@ -183,7 +204,7 @@ class CrossModal(Task):
         images = self.index[split].to(device)
         captions = torch.isin(self.owner, images).nonzero().squeeze(1)
         x, y = encode(towers.pictures, self.items[images]), encode(towers.captions, self.captions[captions])
-        scores = nn.functional.normalize(x) @ nn.functional.normalize(y).T
+        scores = tie_equal_rows(nn.functional.normalize(x) @ nn.functional.normalize(y).T, x, y)
         relevant = self._relevance(images, captions)
         found: dict[str, float] = {}
         ranks = {}
@@ -300,7 +321,7 @@ def _emoji(path: Path) -> CrossModalData:
     """Pictures with a name in five languages each; keywords that two emoji share or more have are their codes."""
     with np.load(path / "emoji.npz") as arrays:
         pictures = arrays["google"]
-    with (path / "emoji.tsv").open(newline="", encoding="utf-8") as lines:
+    with (path / "emoji.tsv").open(newline="", encoding="utf-8-sig") as lines:
         rows = list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
     if len(rows) != len(pictures):
         raise ValueError(f"`data` {path} must have a row of emoji.tsv a picture ({len(pictures)}), got {len(rows)}.")

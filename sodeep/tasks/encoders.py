@@ -183,10 +183,13 @@ def item_net(items: Tensor, train: Tensor, width: int) -> nn.Module:
 
 @torch.no_grad()
 def encode(net: nn.Module, inputs: Tensor, chunk: int = 1024) -> Tensor:
-    """`net` in evaluation mode over all `inputs`, in chunks."""
+    """`net` in evaluation mode over all `inputs`, in chunks; none of one row, whose products round differently."""
+    parts = list(torch.split(inputs, chunk))
+    if len(parts) > 1 and len(parts[-1]) == 1:
+        parts[-2:] = [inputs[-chunk - 1 :]]
     training = net.training
     net.eval()
     try:
-        return torch.cat([net(inputs[i : i + chunk]) for i in range(0, len(inputs), chunk)])
+        return torch.cat([net(part) for part in parts])
     finally:
         net.train(training)

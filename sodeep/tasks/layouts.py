@@ -19,15 +19,15 @@ objects. At the end, the layouts as ``sodeep compare --data`` knows them: pictur
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import os
+import re
 import xml.etree.ElementTree as ET
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sodeep._arrays import npz_names, read_npz
 from sodeep._checks import check_at_least, check_choice, user_path
 from sodeep.tasks.base import (
     SPLITS,
@@ -44,7 +45,10 @@ from sodeep.tasks.base import (
     MemorabilityData,
     MultiLabelData,
     RetrievalData,
+    visible,
 )
+from sodeep.tasks.images import read_pictures
+from sodeep.tasks.tables import Table, alike, column_names, read_csv, read_text
 
 StrPath = str | os.PathLike[str]
 
@@ -92,7 +96,9 @@ class ScoredItems:
     annotations: list[int] | None
     """How many people a score is the mean of, where the file says."""
     captions: list[str] | None
-    """What each shows in words, where a file of captions was given; several captions end to end."""
+    """What each shows in words, where the file says or one of captions was given; several captions end to end."""
+    split: Array | None = None
+    """(n,) of "train", "val" and "test", where the file has a column of that name."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +111,8 @@ class ScoredTable:
     """float32 (n, d), one column for each of `names`."""
     names: list[str]
     texts: list[str] | None
+    split: Array | None = None
+    """(n,) of "train", "val" and "test", where the table has a column of that name."""
 
 
 @dataclass(frozen=True)
@@ -236,9 +244,9 @@ def read_class_folders(folder: StrPath) -> RetrievalSet:
         raise FileNotFoundError(f"`folder` must have a folder of pictures for each class, got '{folder}', not there.")
     parts = [folder / "train", folder / "test"]
     if all(part.is_dir() for part in parts):
-        train, test = (sorted(_subfolders(part)) for part in parts)
+        train, test = (_subfolders(part) for part in parts)
     else:
-        classes = sorted(_subfolders(folder))
+        classes = _subfolders(folder)
         train, test = classes[::2], classes[1::2]
     pictures = {entry: _pictures_in(entry) for entry in train + test}
     if len(train) < 2 or len(test) < 2:
@@ -248,7 +256,10 @@ def read_class_folders(folder: StrPath) -> RetrievalSet:
         )
     for entry, files in pictures.items():
         if len(files) < 2:
-            raise ValueError(f"`folder` must have two pictures or more of each class, got {len(files)} in '{entry}'.")
+            raise ValueError(
+                f"`folder` must have two pictures or more of each class, got {len(files)} in '{entry}'. "
+                "Add some, or move that folder away."
+            )
     both = {entry.name for entry in train} & {entry.name for entry in test}
     if both:
         raise ValueError(f"`folder` must not have a class in train and in test, got {min(both)!r} in '{folder}'.")
@@ -265,11 +276,11 @@ PICTURE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".
 
 
 def _subfolders(folder: Path) -> list[Path]:
-    return [entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    return [entry for entry in visible(folder) if entry.is_dir()]
 
 
 def _pictures_in(folder: Path) -> list[Path]:
-    return sorted(entry for entry in folder.iterdir() if entry.suffix.lower() in PICTURE_SUFFIXES)
+    return [entry for entry in visible(folder) if entry.suffix.lower() in PICTURE_SUFFIXES]
 
 
 def read_karpathy(
@@ -315,7 +326,7 @@ def read_karpathy(
                 )
             found.paths.append(images / image.get("filepath", "") / image["filename"])
             found.captions.append(captions)
-    except (json.JSONDecodeError, UnicodeDecodeError):
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
         raise layout.wrong(f"{path.name} must be JSON: {keys}", "text that is not JSON") from None
     except (KeyError, TypeError, AttributeError) as error:
         raise layout.wrong(f"{path.name} must be {keys}", f"no {error}") from None
@@ -335,7 +346,8 @@ def read_mediaeval(
         path: the csv. Columns of 2018 and 2019: video, short-term_memorability, nb_short-term_annotations, and the same
             for long-term. Of 2021: video_id, scores_raw_short_term, scores_normalized_short_term, scores_raw_long_term.
         captions: dev-set_video-captions.txt (2018: a video and its caption in each line, apart by a tab, hyphens for
-            spaces) or train_text_descriptions.csv (2021: video_id, description; several for a video).
+            spaces) or train_text_descriptions.csv (2021: video_id, description; several for a video; of Memento10k,
+            video_id and description_0 to description_4). None: the columns description_0 and so on of `path`, if any.
         term: "short" or "long".
         normalized: the scores of 2021 corrected for the time between the two showings.
 
@@ -349,70 +361,73 @@ def read_mediaeval(
     kind = "normalized" if normalized else "raw"
     columns = {} if normalized else {f"{term}-term_memorability": "video"}
     columns[f"scores_{kind}_{term}_term"] = "video_id"
-    rows = read_csv(path)
-    header = list(rows[0]) if rows else []
-    column = next((c for c, name in columns.items() if c in header and name in header), None)
+    table = read_csv(path, columns.values())
+    column = next((c for c, name in columns.items() if c in table.names and name in table.names), None)
     if column is None:
         wanted = " or ".join(f"{name} and {c}" for c, name in columns.items())
-        raise layout.wrong(f"{path.name} must have the columns {wanted}", ", ".join(header) or "an empty file")
-    names = [row[columns[column]] for row in rows]
-    scores = []
-    for name, row in zip(names, rows, strict=True):
-        try:
-            scores.append(float(row[column]))
-        except (TypeError, ValueError):
-            raise layout.wrong(f"{path.name}: {column} must be a number", f"{row[column]!r} for {name}") from None
+        found = table.found if table.names else "an empty file"
+        raise layout.wrong(f"{path.name} must have the columns {wanted}", found)
+    names = table.texts(columns[column])
+
+    def numbers(column: str) -> list[float]:
+        values = []
+        for name, cell in zip(names, table.texts(column), strict=True):
+            try:
+                values.append(float(cell))
+            except ValueError:
+                values.append(math.nan)
+            if not math.isfinite(values[-1]):
+                raise layout.wrong(f"{path.name}: {column} must be a number", f"{cell!r} for {name}")
+        return values
+
+    scores = numbers(column)
     counts = f"nb_{term}-term_annotations"
-    annotations = [int(float(row[counts])) for row in rows] if counts in header else None
+    annotations = [int(count) for count in numbers(counts)] if counts in table.names else None
+    split = _table_split(table)
     if captions is None:
-        return ScoredItems(names, scores, annotations, None)
+        own = _descriptions(table) if _described(table.names) else None
+        return ScoredItems(names, scores, annotations, own, split)
     texts = _video_captions(user_path(captions))
     silent = [name for name in names if name not in texts]
     if silent:
         raise layout.wrong(f"{Path(captions).name} must have a caption for every video", f"none for {silent[0]}")
-    return ScoredItems(names, scores, annotations, [texts[name] for name in names])
-
-
-def read_text(path: Path) -> str:
-    """The text of a file, with the line ends it has. An error names the file."""
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"'{path}' must be text in UTF-8, got the byte {error.object[error.start]:#x} at {error.start}. "
-            "Save it as UTF-8."
-        ) from None
-
-
-def read_csv(path: Path) -> list[dict[str, str]]:
-    """The rows of a csv file by the names in its first line. An error names the file."""
-    try:
-        reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
-        rows = list(reader)
-    except csv.Error as error:
-        raise ValueError(f"'{path}' must be a csv file: {error}.") from None
-    names = list(reader.fieldnames or ())
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ValueError(f"'{path}' must name each column once, got {twice!r} {names.count(twice)} times.")
-    return rows
+    return ScoredItems(names, scores, annotations, [texts[name] for name in names], split)
 
 
 def _video_captions(path: Path) -> dict[str, str]:
     """Video -> its captions end to end."""
     layout = _Layout(path.parent, [path.name], _MEDIAEVAL)
+    expected = (
+        f"{path.name} must have lines of a video, a tab and its caption, or the columns video_id and description, or "
+        "description_0, description_1 and so on"
+    )
     texts: dict[str, str] = {}
     if path.suffix == ".csv":
-        pairs = [(row.get("video_id"), row.get("description")) for row in read_csv(path)]
+        table = read_csv(path, ("video_id",))
+        if "video_id" not in table.names or not _described(table.names):
+            raise layout.wrong(expected, table.found if table.names else "an empty file")
+        pairs = list(zip(table.texts("video_id"), _descriptions(table), strict=True))
     else:
-        lines = (line.partition("\t") for line in read_text(path).splitlines() if line.strip())
-        pairs = [(video, caption.replace("-", " ") if tab else None) for video, tab, caption in lines]
+        pairs = []
+        for line in filter(str.strip, read_text(path).splitlines()):
+            video, tab, caption = line.partition("\t")
+            if not tab:
+                raise layout.wrong(expected, repr(line[:60]))
+            pairs.append((video, caption.replace("-", " ")))
     for video, caption in pairs:
-        if not video or caption is None:
-            raise layout.wrong(f"{path.name} must have lines of a video, a tab and its caption, or the columns "
-                               "video_id and description")  # fmt: skip
         texts[video] = f"{texts[video]} {caption}" if video in texts else caption
     return texts
+
+
+def _descriptions(table: Table) -> list[str]:
+    """The captions in each row, end to end."""
+    captions = zip(*(table.texts(name) for name in _described(table.names)), strict=True)
+    return [" ".join(filter(None, own)) for own in captions]
+
+
+def _described(names: Iterable[str]) -> list[str]:
+    """Of the columns, those with captions."""
+    return [name for name in names if re.fullmatch(r"description(_\d+)?", name)]
 
 
 def read_voc(
@@ -449,7 +464,7 @@ def read_voc(
 
 def _voc_lists(layout: _Layout, split: str, images: Sequence[str]) -> dict[str, dict[str, int]]:
     """Class -> image -> 1 right, -1 wrong, 0 difficult."""
-    files = sorted((layout.folder / "ImageSets/Main").glob(f"*_{split}.txt"))
+    files = [path for path in visible(layout.folder / "ImageSets/Main") if path.name.endswith(f"_{split}.txt")]
     if not files:
         raise layout.missing([f"ImageSets/Main/<class>_{split}.txt"])
     flags = {}
@@ -491,6 +506,9 @@ FEATURES: Mapping[str, tuple[str, ...]] = {
 }
 """Task -> the arrays that each split of its npz has."""
 
+OPTIONAL_FEATURES: Mapping[str, tuple[str, ...]] = {"cross-modal": ("codes", "labels")}
+"""Task -> arrays that its npz may have, then for every split."""
+
 
 def read_features(path: StrPath, task: str) -> dict[str, dict[str, Array]]:
     """Features computed elsewhere, for any task, from one npz file.
@@ -504,6 +522,9 @@ def read_features(path: StrPath, task: str) -> dict[str, dict[str, Array]]:
     | cross-modal | images (n, d), captions (m, e), image_of_caption (m,) row of each caption's image |
     | memorability | features (n, d), scores (n,) |
     | multi-label | features (n, d), labels (n, c) of 0 and 1 |
+
+    Cross-modal images may have graded relevance too: codes (n, c) of 0 and 1, such as keywords, or labels (n,), the
+    class of each.
 
     Args:
         path: the file.
@@ -535,16 +556,21 @@ def read_features(path: StrPath, task: str) -> dict[str, dict[str, Array]]:
         return ValueError(f"`path` must be {expected}, got '{path}': {found}.")
 
     try:
-        file = np.load(path, allow_pickle=False)
-        if not isinstance(file, np.lib.npyio.NpzFile):
-            raise ValueError("a single array")
-        with file:
-            missing = [name for name in wanted if name not in file]
-            if missing:
-                raise ValueError(f"no {', '.join(missing)}, but {', '.join(sorted(file)) or 'nothing'}")
-            splits = ["train", "val", "test"] if f"val_{FEATURES[task][0]}" in file else ["train", "test"]
-            arrays = {split: {name: file[f"{split}_{name}"] for name in FEATURES[task]} for split in splits}
-    except (zipfile.BadZipFile, EOFError, OSError, KeyError, ValueError) as error:
+        held = npz_names(path)
+        missing = [name for name in wanted if name not in held]
+        if missing:
+            raise ValueError(f"no {', '.join(missing)}, but {', '.join(sorted(held)) or 'nothing'}")
+        splits = ["train", "val", "test"] if f"val_{FEATURES[task][0]}" in held else ["train", "test"]
+        names = [*FEATURES[task]]
+        for name in OPTIONAL_FEATURES.get(task, ()):
+            absent = [f"{split}_{name}" for split in splits if f"{split}_{name}" not in held]
+            if len(absent) < len(splits):
+                names.append(name)
+                if absent:
+                    raise ValueError(f"{name} of some splits, but no {', '.join(absent)}")
+        read = read_npz(path, [f"{split}_{name}" for split in splits for name in names])
+        arrays = {split: {name: read[f"{split}_{name}"] for name in names} for split in splits}
+    except (OSError, KeyError, ValueError) as error:
         raise wrong(str(error).strip("'\"").rstrip(".")) from None
     for split, of_split in arrays.items():
         for name, array in of_split.items():
@@ -553,6 +579,9 @@ def read_features(path: StrPath, task: str) -> dict[str, dict[str, Array]]:
         rows = {name: len(of_split[name]) for name in FEATURES[task]}
         if task == "cross-modal":
             index = of_split["image_of_caption"]
+            for name in OPTIONAL_FEATURES[task]:
+                if name in of_split and len(of_split[name]) != rows["images"]:
+                    raise wrong(f"{rows['images']} rows of {split}_images and {len(of_split[name])} of {split}_{name}")
             if rows["captions"] != rows["image_of_caption"]:
                 raise wrong(f"{rows['captions']} rows of {split}_captions and {len(index)} of {split}_image_of_caption")
             if len(index) and not (index.min() >= 0 and index.max() < rows["images"]):
@@ -575,22 +604,32 @@ def _feature_array(task: str, name: str, array: Array, wrong: Callable[[str], Va
         raise wrong(f"{name} of shape {array.shape} and type {array.dtype}, not numbers (n,)")
     elif kind == "image_of_caption" and (array.ndim != 1 or array.dtype.kind not in "iu"):
         raise wrong(f"{name} of shape {array.shape} and type {array.dtype}, not whole numbers (m,)")
+    elif kind == "codes" and array.ndim != 2:
+        raise wrong(f"{name} of shape {array.shape}, not (n, c)")
     elif kind == "labels" and (task == "multi-label") != (array.ndim == 2):
         raise wrong(f"{name} of shape {array.shape}, not {'(n, c)' if task == 'multi-label' else '(n,)'}")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise wrong(f"{int((~np.isfinite(array)).sum())} values of {name} are NaN or infinite")
-    if task == "multi-label" and kind == "labels" and not np.isin(array, (0, 1)).all():
+    if (kind == "codes" or (task == "multi-label" and kind == "labels")) and not np.isin(array, (0, 1)).all():
         raise wrong(f"{name} holds more than 0 and 1")
     if kind in ("features", "images", "captions", "scores") and array.dtype != np.float64:
         return array.astype(np.float32)
     return array
 
 
-def read_table(path: StrPath) -> ScoredTable:
-    r"""A csv table with the column "score", and "text", columns of numbers or both to predict it from.
+def read_table(
+    path: StrPath, *, target: str | None = None, text: str | None = None, predictors: Sequence[str] | None = None
+) -> ScoredTable:
+    r"""A csv table with a column of scores, and one of texts, columns of numbers or both to predict them from.
+
+    Cells may be apart by commas, semicolons, tabs or bars. A column "split" of train, val (or dev) and test says which
+    rows are for what.
 
     Args:
         path: the file; its first line names the columns.
+        target: the column of scores. None: "score".
+        text: the column of texts. None: "text", if there is one.
+        predictors: the columns of numbers. None: all the others.
 
     Raises:
         FileNotFoundError: no such file.
@@ -599,39 +638,57 @@ def read_table(path: StrPath) -> ScoredTable:
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = Path(f"{folder}/my.csv").write_text("score,age,text\n0.7,41,a red door\n0.2,38,rain\n")
+        ...     _ = Path(f"{folder}/my.csv").write_text("score;age;text\n0.7;41;a red door\n0.2;38;rain\n")
         ...     table = read_table(f"{folder}/my.csv")
         >>> table.scores, table.features, table.texts
         (array([0.7, 0.2]), array([[41.], [38.]], dtype=float32), ['a red door', 'rain'])
     """
     path = user_path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"`path` must be a csv table with a column score, got '{path}', which is not there.")
-    rows = read_csv(path)
-    names = [name for name in (rows[0] if rows else {}) if name not in ("score", "text")]
-    if not rows or "score" not in rows[0] or not (names or "text" in rows[0]):
-        found = f"the columns {', '.join(map(str, rows[0]))}" if rows else "no rows"
-        raise ValueError(
-            "`path` must be a csv table with a column score and a column text, columns of numbers or both, "
-            f"got {found} in '{path}'."
+        raise FileNotFoundError(
+            f"`path` must be a csv table with a column {target or 'score'}, got '{path}', which is not there."
         )
+    given = {"target": [target], "text": [text], "predictors": predictors or []}
+    named = {name: argument for argument, names in given.items() for name in names if name is not None}
+    table = read_csv(path, {"score", "text", *named})
+    for name, argument in named.items():
+        if table.names and name not in table.names:
+            near = alike(name, table.names)
+            hint = "" if near is None else f" Is it {near!r}?"
+            raise ValueError(f"`{argument}` must be in '{path}', got {name!r} for {table.found}.{hint}")
+    score = target or "score"
+    text = "text" if text is None and "text" in table.names and score != "text" else text
+    split = _table_split(table) if "split" not in named else None
+    taken = {score, text, "split" if split is not None else None}
+    features = [name for name in table.names if name not in taken] if predictors is None else list(predictors)
+    if not table.rows or score not in table.names or not (features or text):
+        near = alike("score", table.names) if score not in table.names else None
+        hint = "" if near is None else f" Is it {near!r}? Say so: target={near!r} (--target {near})."
+        raise ValueError(
+            f"`path` must be a csv table with a column {score} and a column text, columns of numbers or both, "
+            f"got {table.found if table.rows else 'no rows'} in '{path}'.{hint}"
+        )
+    scores = np.array(table.numbers(score))
+    numbers = np.array([table.numbers(name) for name in features], dtype=np.float32).T if features else None
+    return ScoredTable(scores, numbers, features, None if text is None else table.texts(text), split)
 
-    def column(name: str) -> list[float]:
-        values = []
-        for line, row in enumerate(rows, 2):
-            try:
-                values.append(float(row[name]))
-            except (TypeError, ValueError):  # None where a line is short
-                values.append(math.nan)
-            if not math.isfinite(values[-1]):
-                raise ValueError(
-                    f"`path` must have a number in every cell, got {row[name]!r} for {name} in row {line} of '{path}'."
-                )
-        return values
 
-    features = np.array([column(name) for name in names], dtype=np.float32).T if names else None
-    texts = [row["text"] or "" for row in rows] if "text" in rows[0] else None
-    return ScoredTable(np.array(column("score")), features, names, texts)
+_SPLIT_NAMES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val",
+                "test": "test"}  # fmt: skip
+
+
+def _table_split(table: Table) -> Array | None:
+    """The column "split", if it is one: of other things it is a column like others."""
+    cells = [cell.strip().casefold() for cell in table.texts("split")] if "split" in table.names else []
+    if not any(cell in _SPLIT_NAMES for cell in cells):
+        return None
+    for place, cell in zip(table.places, cells, strict=True):
+        if cell not in _SPLIT_NAMES:
+            raise ValueError(
+                f"`path` must have train, val or test in each row of split, got {cell!r} in row {place} of "
+                f"'{table.path}'."
+            )
+    return np.array([_SPLIT_NAMES[cell] for cell in cells])
 
 
 # ---- what is expected, what was found --------------------------------------------------------------------------------
@@ -676,7 +733,7 @@ class _Layout:
 
     def missing(self, entries: list[str]) -> FileNotFoundError:
         """The error for entries that are not there: with what is."""
-        inside = sorted(path.name + "/" * path.is_dir() for path in self.folder.iterdir())
+        inside = sorted(path.name + "/" * path.is_dir() for path in visible(self.folder))
         shown = ", ".join(inside[:8]) + (f" and {len(inside) - 8} more" if len(inside) > 8 else "")
         return FileNotFoundError(
             f"`folder` must hold {self._listed(dict.fromkeys([*self.expected, *entries]))}, "
@@ -743,20 +800,7 @@ PIXELS = 64
 
 
 def _pictures(paths: Sequence[Path]) -> Array:
-    """uint8 (n, PIXELS, PIXELS, 3): whole pictures, whatever their shape, by the mean over an area."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise ValueError("Pictures are read with Pillow, which is not installed: pip install pillow.") from None
-    result = np.empty((len(paths), PIXELS, PIXELS, 3), dtype=np.uint8)
-    for pixels, path in zip(result, paths, strict=True):
-        try:
-            with Image.open(path) as picture:
-                picture.draft("RGB", (PIXELS, PIXELS))  # a JPEG is decoded at a fraction of its size
-                pixels[:] = np.asarray(picture.convert("RGB").resize((PIXELS, PIXELS), Image.Resampling.BOX))
-        except OSError as error:
-            raise ValueError(f"{path} must be a picture, got a file that Pillow cannot read ({error}).") from None
-    return result
+    return read_pictures(paths, PIXELS)
 
 
 def _retrieval(name: str, found: RetrievalSet) -> RetrievalData:
@@ -780,24 +824,45 @@ def _captions(path: Path) -> CrossModalData:
 
 
 def _karpathy_file(path: Path) -> Path:
-    return path if path.is_file() else next(iter(sorted(path.glob("dataset_*.json"))), path / "dataset_coco.json")
+    found = [entry for entry in visible(path) if fnmatch(entry.name, "dataset_*.json")] if path.is_dir() else [path]
+    return next(iter(found), path / "dataset_coco.json")
 
 
-_MEDIAEVAL_FILES = (
-    ("ground-truth_dev-set.csv", "dev-set_video-captions.txt"),
-    ("train_scores.csv", "train_text_descriptions.csv"),
-)
+_MEDIAEVAL_2018 = ("ground-truth_dev-set.csv", "dev-set_video-captions.txt")
+_MEDIAEVAL_PARTS = {"train": ("train", "training_set"), "val": ("dev", "dev_set"), "test": ("test", "test_set")}
+"""Split -> how the names of its files begin, from 2021 on, and the folder they may lie in."""
 
 
-def _mediaeval_files(path: Path) -> tuple[Path, Path] | None:
-    pairs = [(path / scores, path / captions) for scores, captions in _MEDIAEVAL_FILES]
-    return next((pair for pair in pairs if all(file.is_file() for file in pair)), None)
+def _mediaeval_files(path: Path) -> dict[str, tuple[Path, Path | None]]:
+    """Split -> its files of scores and of captions; none: `path` is of another layout."""
+    if path.is_file():  # all of Memento10k in one
+        names = column_names(path, ("video_id",))[0] if path.suffix == ".csv" else []
+        return {"train": (path, None)} if {"video_id", "description_0"} <= {*names} else {}
+    if all((path / name).is_file() for name in _MEDIAEVAL_2018):
+        return {"train": (path / _MEDIAEVAL_2018[0], path / _MEDIAEVAL_2018[1])}
+    found: dict[str, tuple[Path, Path | None]] = {}
+    for split, (part, folder) in _MEDIAEVAL_PARTS.items():
+        for place in (path, path / folder):
+            scores, captions = (place / f"{part}_{name}.csv" for name in ("scores", "text_descriptions"))
+            if scores.is_file() and captions.is_file():  # the scores of a test are kept back at first
+                found[split] = (scores, captions)
+    return found if "train" in found else {}
 
 
 def _memorability(path: Path) -> MemorabilityData:
-    scores, captions = _mediaeval_files(path) or (path, path)
-    found = read_mediaeval(scores, captions)
-    return MemorabilityData("MediaEval, short term, from captions", np.array(found.scores), texts=found.captions)
+    files = _mediaeval_files(path)
+    if "val" in files and "test" not in files:
+        files["test"] = files.pop("val")
+    scores, captions = files["train"]
+    memento = (captions or scores).suffix == ".csv" and "description_0" in column_names(captions or scores)[0]
+    parts = [read_mediaeval(*pair, normalized=memento) for pair in files.values()]
+    split = parts[0].split if len(parts) == 1 else np.repeat([*files], [len(part.names) for part in parts])
+    return MemorabilityData(
+        "Memento10k, normalized scores, from captions" if memento else "MediaEval, short term, from captions",
+        np.array([score for part in parts for score in part.scores]),
+        texts=[text for part in parts for text in part.captions or ()],
+        split=split,
+    )
 
 
 def _is_class_folders(path: Path) -> bool:
@@ -806,19 +871,20 @@ def _is_class_folders(path: Path) -> bool:
     parts = [path / "train", path / "test"]
     places = parts if all(part.is_dir() for part in parts) else [path]
     classes = [entry for place in places for entry in _subfolders(place)]
-    return len(classes) > 1 and all(_pictures_in(entry) for entry in classes)
+    return sum(bool(_pictures_in(entry)) for entry in classes) > 1  # one without is named when they are read
 
 
 def _is_table(path: Path) -> bool:
-    if path.suffix != ".csv" or not path.is_file():
-        return False
-    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
-        return "score" in next(csv.reader(file), [])
+    return path.suffix in (".csv", ".tsv") and path.is_file()
 
 
-def _table(path: Path) -> MemorabilityData:
-    found = read_table(path)
-    return MemorabilityData(path.stem, found.scores, found.texts, found.features)
+def table_data(
+    path: Path, *, target: str | None = None, text: str | None = None, predictors: Sequence[str] | None = None
+) -> MemorabilityData:
+    """The table of `read_table` as data of the memorability task."""
+    found = read_table(path, target=target, text=text, predictors=predictors)
+    name = path.stem if target is None else f"{path.stem}, {target}"
+    return MemorabilityData(name, found.scores, found.texts, found.features, found.split)
 
 
 def _voc(path: Path) -> MultiLabelData:
@@ -840,20 +906,31 @@ def _features_layout(task: str, make: Callable[[str, dict[str, Array], Array], A
     def found(path: Path) -> bool:
         if not path.is_file() or not zipfile.is_zipfile(path):
             return False
-        with zipfile.ZipFile(path) as file:
-            return f"train_{first}.npy" in file.namelist()
+        try:
+            return f"train_{first}" in npz_names(path)
+        except ValueError:  # a damaged one: reading it says so
+            return path.suffix == ".npz"
 
     def read(path: Path) -> Any:
         splits = read_features(path, task)
         rows = [len(arrays[first]) for arrays in splits.values()]
-        joined = {name: np.concatenate([arrays[name] for arrays in splits.values()]) for name in FEATURES[task]}
+        joined = {name: np.concatenate([arrays[name] for arrays in splits.values()]) for name in splits["train"]}
         if "image_of_caption" in joined:  # rows of the split become rows of all
             captions = [len(arrays["captions"]) for arrays in splits.values()]
             joined["image_of_caption"] = joined["image_of_caption"] + np.repeat(np.cumsum([0, *rows[:-1]]), captions)
         return make(path.stem, joined, np.repeat(list(splits), rows))
 
     names = ", ".join(f"<split>_{name}" for name in FEATURES[task])
+    if task in OPTIONAL_FEATURES:
+        names += f" (and, if there are any, {' or '.join(f'<split>_{name}' for name in OPTIONAL_FEATURES[task])})"
     return Layout(f"an .npz of {names} for the splits train, val (optional) and test", found, read)
+
+
+def _codes(of: Mapping[str, Array]) -> Array | None:
+    """Codes of images (n, c), boolean: those given, or a place for each class."""
+    if "codes" in of:
+        return of["codes"].astype(bool)
+    return of["labels"][:, None] == np.unique(of["labels"]) if "labels" in of else None
 
 
 def _holds(*names: str) -> Callable[[Path], bool]:
@@ -893,19 +970,24 @@ CROSS_MODAL: dict[str, Layout] = {
     ),
     "features": _features_layout(
         "cross-modal",
-        lambda name, of, split: CrossModalData(name, of["images"], of["captions"], of["image_of_caption"], split),
+        lambda name, of, split: CrossModalData(
+            name, of["images"], of["captions"], of["image_of_caption"], split, _codes(of)
+        ),
     ),
 }
 MEMORABILITY: dict[str, Layout] = {
     "MediaEval": Layout(
-        f"a folder with {' or '.join(' and '.join(pair) for pair in _MEDIAEVAL_FILES)}: {_MEDIAEVAL}",
-        lambda path: _mediaeval_files(path) is not None,
+        f"a folder with {' and '.join(_MEDIAEVAL_2018)}; or with train_scores.csv and train_text_descriptions.csv, and "
+        "the same of dev and test if there are any, also in training_set/, dev_set/ and test_set/; or a .csv of "
+        f"Memento10k with its scores, description_0 and so on, and split: {_MEDIAEVAL}",
+        lambda path: bool(_mediaeval_files(path)),
         _memorability,
     ),
     "table": Layout(
-        "your own .csv with a column score, and a column text, columns of numbers or both to predict it from",
+        "your own .csv (or .tsv) with a column score, and a column text, columns of numbers or both to predict it from "
+        "(and split, of train, val and test)",
         _is_table,
-        _table,
+        table_data,
     ),
     "features": _features_layout(
         "memorability",

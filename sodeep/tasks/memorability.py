@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +22,9 @@ from sodeep.tasks.base import (
     read_data,
 )
 from sodeep.tasks.encoders import FeatureNet, encode
-from sodeep.tasks.layouts import MEMORABILITY, read_csv
+from sodeep.tasks.layouts import MEMORABILITY, table_data
+from sodeep.tasks.tables import column_names, read_csv
+from sodeep.tasks.texts import TEXT_FEATURES, check_text_features, tf_idf, wordllama_vectors
 
 
 class Memorability(Task):
@@ -37,9 +38,12 @@ class Memorability(Task):
 
     Details: ``predicted`` and ``true`` (n,), of the test split.
 
-    Texts become features that no loss has a part in: tf-idf of words, word pairs and character n-grams, its 128 main
-    directions on the training split, beside what features the data have; or the static vectors of the package
-    wordllama, if it is installed.
+    Texts become features that no loss has a part in, beside what features the data have: tf-idf of words, word pairs
+    and character n-grams, its 128 main directions on the training split; or with `text_features` "wordllama" the static
+    vectors of that package.
+
+    Of a csv table, `target` names the column of scores, `text` that of texts and `predictors` those of numbers
+    (`sodeep.tasks.layouts.read_table`).
     """
 
     name = "memorability"
@@ -48,19 +52,26 @@ class Memorability(Task):
     baseline = "mse"
     losses = ("mse", "l1", "spearman:laplace", "spearman:sigmoid", "spearman:blackbox", "spearman:set")
     accepts = ("target",)
+    options = ("text_features", "target", "text", "predictors")
     epochs = 40
     rates = (1e-3, 3e-3)
 
     def __init__(
-        self, data: MemorabilityData, seed: int = 0, batch_size: int = BATCH_SIZE, train_share: float = 1.0
+        self,
+        data: MemorabilityData,
+        seed: int = 0,
+        batch_size: int = BATCH_SIZE,
+        train_share: float = 1.0,
+        text_features: str | None = None,
     ) -> None:
         split = given_split(data.split, len(data.target), seed)
         super().__init__(data, split, seed, batch_size, train_share)
         parts = [] if data.features is None else [np.asarray(data.features, dtype=np.float32)]
+        kind = check_text_features(text_features, data.texts, data.name)
         if data.texts is not None:
-            kind, vectors = text_features(data.texts, self.index["train"].numpy())
-            parts.append(vectors)
-            self.data_name += f", {kind}"
+            wide = kind == "wordllama"
+            parts.append(wordllama_vectors(data.texts) if wide else tf_idf(data.texts, self.index["train"].numpy()))
+            self.data_name += f", {TEXT_FEATURES[kind]}"
         self.features = torch.from_numpy(np.concatenate(parts, axis=1))
         self.target = torch.from_numpy(np.asarray(data.target, dtype=np.float32))
         if bool((self.target[self.index["train"]] == self.target[self.index["train"][0]]).all()):
@@ -72,12 +83,30 @@ class Memorability(Task):
 
     @classmethod
     def load(
-        cls, data: str | Path | None = None, seed: int = 0, batch_size: int = BATCH_SIZE, train_share: float = 1.0
+        cls,
+        data: str | Path | None = None,
+        seed: int = 0,
+        batch_size: int = BATCH_SIZE,
+        train_share: float = 1.0,
+        text_features: str | None = None,
+        target: str | None = None,
+        text: str | None = None,
+        predictors: Sequence[str] | None = None,
     ) -> Memorability:
         """The task on the data at a path, or on a synthetic set drawn with the seed."""
-        return cls(
-            _synthetic(seed) if data is None else read_data(data, LAYOUTS, cls.name), seed, batch_size, train_share
-        )
+        columns = {"target": target, "text": text, "predictors": predictors}
+        named = [name for name, value in columns.items() if value]
+        if named and (data is None or not Path(data).is_file()):
+            raise ValueError(
+                f"`{named[0]}` must be given with a csv table, got {columns[named[0]]!r} for "
+                f"{'no data' if data is None else data}."
+            )
+        found: MemorabilityData
+        if named:
+            found = table_data(Path(str(data)), target=target, text=text, predictors=predictors)
+        else:
+            found = _synthetic(seed) if data is None else read_data(data, LAYOUTS, cls.name)
+        return cls(found, seed, batch_size, train_share, text_features)
 
     def model(self) -> nn.Module:
         """One hidden layer on standardised features."""
@@ -111,31 +140,6 @@ class Memorability(Task):
         return encode(model, self.features[where]).squeeze(-1) * scale + middle, self.target[where]
 
 
-def text_features(texts: Any, train: Array, width: int = 128) -> tuple[str, Array]:
-    """What they are called, and static features of texts (N, d), fitted on the texts of `train`."""
-    try:
-        from wordllama import WordLlama
-    except ImportError:
-        pass
-    else:
-        return "wordllama vectors", np.asarray(WordLlama.load().embed(list(texts)), dtype=np.float32)
-    from sklearn.decomposition import TruncatedSVD
-    from sklearn.feature_extraction.text import TfidfVectorizer
-
-    texts = np.asarray(texts, dtype=object)
-    counts = []
-    for analyzer, ngrams in (("word", (1, 2)), ("char_wb", (2, 5))):
-        vectorizer = TfidfVectorizer(analyzer=analyzer, ngram_range=ngrams, min_df=2, sublinear_tf=True)
-        vectorizer.fit(texts[train])
-        counts.append(vectorizer.transform(texts))
-    reduced = []
-    for table in counts:
-        svd = TruncatedSVD(min(width // 2, table.shape[1] - 1, len(train) - 1), random_state=0)
-        svd.fit(table[train])
-        reduced.append(svd.transform(table).astype(np.float32))
-    return "tf-idf of n-grams", np.concatenate(reduced, axis=1)
-
-
 def _synthetic(seed: int, n: int = 2000, d: int = 16) -> MemorabilityData:
     """Invented scores: a smooth function of random features plus noise, squeezed to [0, 1] as human scores are.
 
@@ -160,13 +164,13 @@ _NOT_PREDICTORS = ("", "sentence", "target_hr", "fpr", "dprime", "acc", "conditi
 def _sentences(path: Path) -> MemorabilityData:
     """Sentences, the accuracy at which people recognised them, and eleven measures of the words."""
     file = path if path.is_file() else path / _SENTENCES
-    rows = read_csv(file)
-    predictors = [name for name in rows[0] if name not in _NOT_PREDICTORS]
+    table = read_csv(file, ("sentence", "acc"))
+    predictors = [name for name in table.names if name not in _NOT_PREDICTORS]
     return MemorabilityData(
         "sentence memorability",
-        np.array([float(row["acc"]) for row in rows]),
-        texts=[row["sentence"] for row in rows],
-        features=np.array([[float(row[name]) for name in predictors] for row in rows], dtype=np.float32),
+        np.array(table.numbers("acc")),
+        texts=table.texts("sentence"),
+        features=np.array([table.numbers(name) for name in predictors], dtype=np.float32).T,
     )
 
 
@@ -174,8 +178,8 @@ def _is_sentences(path: Path) -> bool:
     file = path if path.is_file() else path / _SENTENCES
     if file.suffix != ".csv" or not file.is_file():
         return False
-    with file.open(encoding="utf-8-sig", errors="replace") as lines:
-        return {"sentence", "acc", "mean_mem"} <= set(lines.readline().strip().split(","))
+    wanted = {"sentence", "acc", "mean_mem"}
+    return wanted <= set(column_names(file, wanted)[0])
 
 
 LAYOUTS: dict[str, Layout] = {

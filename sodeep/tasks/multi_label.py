@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sodeep import metrics
+from sodeep._extras import needed
 from sodeep.tasks.base import (
     BATCH_SIZE,
     Array,
@@ -24,10 +25,14 @@ from sodeep.tasks.base import (
 )
 from sodeep.tasks.encoders import FeatureNet, TextNet, as_input, encode, item_net, ngram_table
 from sodeep.tasks.layouts import MULTI_LABEL
+from sodeep.tasks.tables import read_text
+from sodeep.tasks.texts import TEXT_FEATURES, check_text_features, wordllama_vectors
 
 
 class MultiLabel(Task):
     """Scores (examples, labels); a loss sees a list for each label, of the 100 examples of a batch.
+
+    Texts are a learned sum over tf-idf of words and word pairs; with `text_features` "wordllama", static vectors.
 
     Metrics: "mAP", the mean over the labels of average precision over the examples of the split; "AP micro", of all
     scores as one list. A label without an example in the split is left out.
@@ -50,31 +55,45 @@ class MultiLabel(Task):
         "map:laplace",
     )
     accepts = ("relevant",)
+    options: ClassVar[tuple[str, ...]] = ("text_features",)
     epochs = 10
     rates = (2e-2, 5e-2)
     epsilon = 1e-2  # else n-grams seen a few times move as far as those seen in every batch, and are learned by heart
 
     def __init__(
-        self, data: MultiLabelData, seed: int = 0, batch_size: int = BATCH_SIZE, train_share: float = 1.0
+        self,
+        data: MultiLabelData,
+        seed: int = 0,
+        batch_size: int = BATCH_SIZE,
+        train_share: float = 1.0,
+        text_features: str | None = None,
     ) -> None:
         split = given_split(data.split, len(data.labels), seed)
         super().__init__(data, split, seed, batch_size, train_share)
         self.labels = torch.from_numpy(np.asarray(data.labels, dtype=bool))
         self.known = torch.ones_like(self.labels) if data.known is None else torch.from_numpy(np.asarray(data.known))
         self.label_names = list(data.label_names)
-        if data.texts is not None:
+        kind = check_text_features(text_features, data.texts, data.name)
+        if data.texts is not None and kind == "wordllama":
+            self.inputs = torch.from_numpy(wordllama_vectors(data.texts))
+            self.data_name += f", {TEXT_FEATURES[kind]}"
+        elif data.texts is not None:
             self.inputs = ngram_table(data.texts, self.index["train"].numpy(), "word")
         else:
             self.inputs = as_input(np.asarray(data.items if data.features is None else data.features))
 
     @classmethod
     def load(
-        cls, data: str | Path | None = None, seed: int = 0, batch_size: int = BATCH_SIZE, train_share: float = 1.0
+        cls,
+        data: str | Path | None = None,
+        seed: int = 0,
+        batch_size: int = BATCH_SIZE,
+        train_share: float = 1.0,
+        text_features: str | None = None,
     ) -> MultiLabel:
         """The task on the data at a path, or on scikit-learn's multilabel generator drawn with the seed."""
-        return cls(
-            _generated(seed) if data is None else read_data(data, LAYOUTS, cls.name), seed, batch_size, train_share
-        )
+        found = _generated(seed) if data is None else read_data(data, LAYOUTS, cls.name)
+        return cls(found, seed, batch_size, train_share, text_features)
 
     def model(self) -> nn.Module:
         """A linear layer on words and word pairs, a small convolutional net, or one hidden layer on features."""
@@ -117,7 +136,8 @@ class MultiLabel(Task):
 
 def _generated(seed: int, n: int = 3000, classes: int = 12) -> MultiLabelData:
     """scikit-learn's multilabel generator: bags of words of as many topics as a document has labels."""
-    from sklearn.datasets import make_multilabel_classification
+    with needed("sklearn", "The multi-label task without data of your own (--data)"):
+        from sklearn.datasets import make_multilabel_classification
 
     features, labels = make_multilabel_classification(
         n, n_features=40, n_classes=classes, n_labels=2, length=25, random_state=seed
@@ -138,10 +158,10 @@ _TABLES = {"train": "train.tsv", "val": "dev.tsv", "test": "test.tsv"}
 
 def _goemotions(path: Path) -> MultiLabelData:
     """Comments with 28 emotions; rows of text, numbers of labels, id."""
-    names = (path / "labels.txt").read_text(encoding="utf-8").split()
+    names = read_text(path / "labels.txt").split()
     texts, labels, split = [], [], []
     for part, table in _TABLES.items():
-        for number, line in enumerate((path / table).read_text(encoding="utf-8").splitlines(), 1):
+        for number, line in enumerate(read_text(path / table).splitlines(), 1):
             fields = line.split("\t")
             try:
                 own = [int(label) for label in fields[1].split(",")]

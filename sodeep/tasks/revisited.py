@@ -110,7 +110,7 @@ def read_revisited(path: str | os.PathLike[str]) -> RevisitedSet:
         raise wrong(str(error)) from None
     except KeyError as error:
         raise wrong(f"there is no {error}") from None
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise wrong(str(error)) from None
     if len(truth) != len(queries):
         raise wrong(f"{len(queries)} queries and {len(truth)} entries of gnd")

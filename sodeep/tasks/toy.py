@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
+from sodeep._extras import check_installed
 from sodeep.tasks.base import BATCH_SIZE, Evaluation, MultiLabelData
 from sodeep.tasks.encoders import FeatureNet
 from sodeep.tasks.multi_label import MultiLabel
@@ -28,11 +29,17 @@ class Toy(MultiLabel):
     metrics = {"mAP": True, "mAP of a linear SVM": True}  # noqa: RUF012
     baseline = "hinge"
     losses = ("hinge", "bce", "map:laplace", "map:sigmoid", "smooth-ap", "map:set")
+    options = ()
     epochs = 20
 
     @classmethod
     def load(
-        cls, data: str | Path | None = None, seed: int = 0, batch_size: int = BATCH_SIZE, train_share: float = 1.0
+        cls,
+        data: str | Path | None = None,
+        seed: int = 0,
+        batch_size: int = BATCH_SIZE,
+        train_share: float = 1.0,
+        text_features: str | None = None,
     ) -> Toy:
         """The points, drawn with the seed.
 
@@ -41,7 +48,8 @@ class Toy(MultiLabel):
         """
         if data is not None:
             raise ValueError(f"`data` must not be given for the toy task, which draws its own, got {str(data)!r}.")
-        return cls(_two_classes(seed), seed, batch_size, train_share)
+        check_installed("sklearn", "The toy task, for its support vector machine,")
+        return cls(_two_classes(seed), seed, batch_size, train_share, text_features)
 
     def model(self) -> nn.Module:
         """A linear scorer of standardised features."""

@@ -1,0 +1,58 @@
+"""Packages that a plain install leaves out, and how to get them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Iterator
+
+EXTRAS = {"matplotlib": "plot", "PIL": "examples", "sklearn": "examples"}
+"""Module -> the extra of setup.cfg that brings it; the others are in none."""
+
+_PACKAGES = {"PIL": "pillow", "sklearn": "scikit-learn", "pytorch_metric_learning": "pytorch-metric-learning"}
+"""Module -> the package it comes in, where that has another name."""
+
+
+class MissingPackageError(ModuleNotFoundError):
+    """A package is not installed that what was asked for needs; the message says how to install it."""
+
+
+def remedy(module: str) -> str:
+    """How to install what a module comes in, in words. They hold in a clone, and without one.
+
+    >>> remedy("sklearn")
+    'pip install scikit-learn, or in a clone of sodeep: pip install ".[examples]"'
+    >>> remedy("torchsort")
+    'pip install torchsort'
+    """
+    command = f"pip install {_PACKAGES.get(module, module)}"
+    return command + (f', or in a clone of sodeep: pip install ".[{EXTRAS[module]}]"' if module in EXTRAS else "")
+
+
+def missing(module: str, what: str) -> MissingPackageError:
+    """The error where a module is not installed. `what` needs it."""
+    package = _PACKAGES.get(module, module)
+    message = f"{what} needs {package}, which is not installed. Install it: {remedy(module)}"
+    return MissingPackageError(message, name=module)
+
+
+def is_missing(error: ImportError, module: str) -> bool:
+    """Whether an import failed for want of this package, not of one that it needs itself."""
+    return (error.name or "").partition(".")[0] == module
+
+
+@contextlib.contextmanager
+def needed(module: str, what: str) -> Iterator[None]:
+    """Around an import of `module`: an error that says what needs it and how to install it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if not is_missing(error, module):
+            raise
+        raise missing(module, what) from None
+
+
+def check_installed(module: str, what: str) -> None:
+    """Before long work that needs a module at its end: see that it is there, without importing it."""
+    if importlib.util.find_spec(module) is None:
+        raise missing(module, what)
