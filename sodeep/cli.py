@@ -196,6 +196,8 @@ def train_sorter(
             config = None
     else:
         config = sodeep.TrainConfig(**chosen)
+        if "lengths" in chosen and config.seq_len is not None:  # the default ones, which a config cannot tell
+            raise click.UsageError(f"--lengths is not for one length of list, here {config.seq_len}. Leave it out.")
     result = sodeep.train_sorter(config, out, log_dir=log_dir, resume=resume, progress=not quiet, overwrite=overwrite)
     click.echo(f"Trained {result.steps:,} steps in {result.seconds:.0f} s: {result.path}")
     if result.best_step == 0:
