@@ -237,9 +237,9 @@ def check_writable(path: Path, name: str = "out") -> None:
         raise FileNotFoundError(f"`{name}` must be in a folder that exists, got {path}. Make it first: {folder}.")
     probe = folder / f".{path.name}.probe"
     try:
-        if path.exists():
+        if path.is_file():
             path.open("ab").close()
-        else:
+        elif not path.exists():  # else a device or a pipe, which opening may disturb
             probe.touch()
             probe.unlink()
     except OSError as error:

@@ -196,6 +196,8 @@ def train_sorter(
             config = None
     else:
         config = sodeep.TrainConfig(**chosen)
+        if "lengths" in chosen and config.seq_len is not None:  # the default ones, which a config cannot tell
+            raise click.UsageError(f"--lengths is not for one length of list, here {config.seq_len}. Leave it out.")
     result = sodeep.train_sorter(config, out, log_dir=log_dir, resume=resume, progress=not quiet, overwrite=overwrite)
     click.echo(f"Trained {result.steps:,} steps in {result.seconds:.0f} s: {result.path}")
     if result.best_step == 0:
@@ -265,7 +267,6 @@ def evaluate_sorter(
 ) -> None:
     """Measure SORTER, a shipped name or a file, beside the handcrafted ranks."""
     from sodeep import evaluation
-    from sodeep.checkpoint import write_atomic
 
     _check_outputs(json_path, picture)
     rank_fn = sodeep.load_sorter(sorter)
@@ -302,7 +303,7 @@ def evaluate_sorter(
         if json_path == "-":
             click.echo(text)
         else:
-            write_atomic(json_path, (text + "\n").encode())
+            Path(json_path).write_text(text + "\n", encoding="utf-8")
     if json_path != "-":  # stdout is to be JSON alone
         click.echo(evaluation.report(results, n))
     if picture is not None:

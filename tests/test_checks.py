@@ -227,8 +227,12 @@ def compare_and_report():
         compare_and_report,
         lambda: sodeep.tasks.layouts.read_table("~/t.csv"),
         lambda: sodeep.tasks.TASKS["memorability"].load("~/t.csv"),
+        lambda: sodeep.tasks.TASKS["memorability"].load("~/t.csv", target="x"),
+        lambda: sodeep.tasks.contenders.contender(
+            f"spearman:{sodeep.save_sorter('~/s', sodeep.build_sorter('gru-sum')) and '~/s'}"
+        ),
     ],
-    ids=["save", "load", "export", "train", "compare", "layout", "task"],
+    ids=["save", "load", "export", "train", "compare", "layout", "task", "target", "loss"],
 )
 def test_the_home_folder_may_be_written_as_a_tilde(tmp_path, monkeypatch, use):
     import sodeep.report  # noqa: F401  # and compare and tasks with it: the cases use them

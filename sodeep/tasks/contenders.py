@@ -33,6 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from sodeep import losses as losses_
+from sodeep._checks import user_path
 from sodeep._extras import check_installed
 from sodeep.checkpoint import list_sorters, load_sorter
 from sodeep.ranks import RankFunction, blackbox_rank, laplace_rank, sigmoid_rank, straight_through
@@ -297,7 +298,7 @@ def rank_function(name: str) -> RankFunction:
     if name in RANKS:
         return RANKS[name]
     shipped = [card.name for card in list_sorters()]
-    if name in shipped or name.endswith(".safetensors") or Path(name).is_file():
+    if name in shipped or name.endswith(".safetensors") or user_path(name).is_file():
         sorter = load_sorter(name)
         return sorter if sorter.seq_len is None else PaddedRank(sorter, sorter.seq_len)
     module, colon, attribute = name.partition(":")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sodeep import metrics
+from sodeep._checks import user_path
 from sodeep.tasks.base import (
     BATCH_SIZE,
     Array,
@@ -96,14 +97,14 @@ class Memorability(Task):
         """The task on the data at a path, or on a synthetic set drawn with the seed."""
         columns = {"target": target, "text": text, "predictors": predictors}
         named = [name for name, value in columns.items() if value]
-        if named and (data is None or not Path(data).is_file()):
+        if named and (data is None or not user_path(data).is_file()):
             raise ValueError(
                 f"`{named[0]}` must be given with a csv table, got {columns[named[0]]!r} for "
                 f"{'no data' if data is None else data}."
             )
         found: MemorabilityData
         if named:
-            found = table_data(Path(str(data)), target=target, text=text, predictors=predictors)
+            found = table_data(user_path(str(data)), target=target, text=text, predictors=predictors)
         else:
             found = _synthetic(seed) if data is None else read_data(data, LAYOUTS, cls.name)
         return cls(found, seed, batch_size, train_share, text_features)
