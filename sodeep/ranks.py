@@ -46,6 +46,7 @@ from sodeep._checks import (
     check_where,
     compiling,
     describe,
+    in_forward_mode,
     ordinary,
     readable,
     traces_no_gradient,
@@ -205,7 +206,8 @@ def blackbox_rank(scores: Tensor, lam: float | None = None, where: Tensor | None
     x = scores.to(working_dtype(scores))
     if traces_no_gradient(x):
         return _average_rank(x, where)
-    ranks: Tensor = _BlackboxRank.apply(x, where, lam)  # type: ignore
+    function = _BlackboxRankForward if in_forward_mode() else _BlackboxRank
+    ranks: Tensor = function.apply(x, where, lam)  # type: ignore
     return ranks
 
 
@@ -718,13 +720,6 @@ class _BlackboxRank(Function):
         ctx.save_for_backward(x, where, output)
 
     @staticmethod
-    def jvp(ctx: Any, *moved: Any) -> Any:
-        raise NotImplementedError(
-            "`blackbox_rank` has no forward-mode derivative: its gradient depends on the incoming one. "
-            "Use reverse mode (backward, torch.func.grad), or another rank function."
-        )
-
-    @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         x, where, ranks = ctx.saved_tensors
@@ -737,3 +732,14 @@ class _BlackboxRank(Function):
             lam = BLACKBOX_STEP * deviation * count**0.5 / size.masked_fill(size == 0, 1)  # without g nothing moves
         moved = _average_rank((x + lam * g).to(x.dtype), where)
         return ((moved - ranks) / lam).to(x.dtype), None, None
+
+
+class _BlackboxRankForward(_BlackboxRank):
+    """The same in forward mode; torch.compile refuses to see a `jvp`."""
+
+    @staticmethod
+    def jvp(ctx: Any, *moved: Any) -> Any:
+        raise NotImplementedError(
+            "`blackbox_rank` has no forward-mode derivative: its gradient depends on the incoming one. "
+            "Use reverse mode (backward, torch.func.grad), or another rank function."
+        )

@@ -760,6 +760,7 @@ def cauchy_fit(x: Tensor, where: Tensor | None, steps: int = 2) -> tuple[Tensor,
         square = (x - location) ** 2
         weight = 1 / (1 + square / scale2)
         total = masked_mean(weight, where)
+        total = total.masked_fill(total == 0, 1)  # of a list without a real item: 0 / 0 would be in its gradient
         location = masked_mean(weight * x, where) / total
         spread = masked_mean(weight * square, where) / total
         scale2 = torch.where(spread > 0, spread + 1e-6, 1.0)  # of a constant list any will do

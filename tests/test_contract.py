@@ -1078,3 +1078,33 @@ def test_tensors_made_in_inference_mode_are_as_good_as_others(name):
     values_are_equal(within.clone(), results[0].detach())
     if results[0].requires_grad:
         values_are_equal(*(torch.autograd.grad(r.sum(), x)[0] for r, x in zip(results, leaves, strict=True)))
+
+
+# ---- losses and rank functions: lists without a real item ------------------------------------------------------------
+
+EMPTY = {
+    "one": torch.tensor([[True], [False], [True], [True]]),
+    "all": torch.zeros(4, 1, dtype=torch.bool),
+    "all but one item": torch.tensor([[True], [False], [False], [False]]),
+}
+
+
+@pytest.mark.parametrize("name", [*RANK_FUNCTIONS, *LOSSES])
+@pytest.mark.parametrize("n", [1, 2, 6])
+@pytest.mark.filterwarnings("ignore::sodeep.UndefinedListWarning")
+def test_a_list_without_a_real_item_has_a_finite_gradient(name, n):
+    """Step by step: `set_detect_anomaly` stops at a NaN that a mask would hide."""
+    function, arguments = calls_of(name)
+    scores, *rest = (x[:, :n] for x in arguments(6))
+    for kind, rows in EMPTY.items():
+        where = rows.expand(4, n).clone()
+        if kind == "all but one item":
+            where[:, 1:] = False
+        masked = scores.masked_fill(~where, math.nan).requires_grad_()
+        with torch.autograd.set_detect_anomaly(True):
+            result = function(masked, *rest, where=where)
+            if result.requires_grad:
+                (grad,) = torch.autograd.grad(result.sum(), masked)
+                torch.testing.assert_close(grad[~where], torch.zeros_like(grad[~where]), rtol=0, atol=0)
+                assert grad.isfinite().all(), kind
+        assert result.isfinite().all(), kind

@@ -840,3 +840,18 @@ def test_forward_mode_is_reverse_mode(name: str) -> None:
     (gradient,) = torch.autograd.grad(value(leaf), leaf)
     forward = torch.func.jvp(value, (scores,), (along,))[1]
     torch.testing.assert_close(forward, (gradient * along).sum(), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in SORTERS), ("set", {"gradient": "values"})])
+def test_a_list_without_a_real_item_has_a_finite_gradient(name: str, options: dict[str, str]) -> None:
+    for empty in ([1], [0, 1, 2]):
+        sorter = small_sorter(name, **options)
+        scores = normal(3, LENGTH).requires_grad_()
+        where = torch.ones(3, LENGTH, dtype=torch.bool).index_fill(0, torch.tensor(empty), False)
+        with torch.autograd.set_detect_anomaly(True), double_backward():
+            (gradient,) = torch.autograd.grad(sorter(scores, where).square().sum(), scores, create_graph=True)
+            (sorter(scores, where).square().sum() + gradient.square().sum()).backward()
+        for tensor in (scores, *sorter.parameters()):
+            if tensor.grad is not None:
+                assert tensor.grad.isfinite().all()
+        assert (scores.grad[~where] == 0).all()

@@ -331,8 +331,8 @@ def _active_triplets(lists: Lists, margin: float, semihard: bool) -> tuple[Tenso
     """
     s, positive, negative = lists.scores.contiguous(), lists.positive, lists.negative  # searchsorted warns otherwise
     marked = torch.where(positive, s, float("inf"))
-    most = int(positive.sum(-1).max()) if len(s) and readable(s) else None
-    if most is not None and most <= FEW_POSITIVES:
+    most = int(positive.sum(-1).max()) if len(s) and readable(s) else s.shape[-1]
+    if not compiling() and most <= FEW_POSITIVES:  # a compiled graph would be for this number only
         rising, order = marked.topk(most, largest=False)
         count_n, counts, above = torch.zeros_like(marked), torch.zeros_like(rising), s + margin
         for k in range(most):

@@ -105,13 +105,7 @@ class _PerQuery(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(output[1])
-        ctx.save_for_forward(output[1])
         ctx.unused = [None] * (len(inputs) - 2)
-
-    @staticmethod
-    def jvp(ctx: Any, _: Any, moved: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-        (slope,) = ctx.saved_tensors
-        return (slope * moved).sum(1), torch.full_like(slope, torch.nan)  # of the slope it is not known
 
     @staticmethod
     def backward(ctx: Any, by_value: Tensor | None, by_slope: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -134,8 +128,27 @@ class _PerQuery(torch.autograd.Function):
             x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
             for x, dim in zip((scores, positive), in_dims[1:3], strict=True)
         )
-        value, slope = _PerQuery.apply(operator, scores.flatten(0, 1), positive.flatten(0, 1), *options)  # type: ignore[no-untyped-call]
+        value, slope = _apply(operator, scores.flatten(0, 1), positive.flatten(0, 1), *options)
         return (value.view(scores.shape[:2]), slope.view(scores.shape)), (0, 0)
+
+
+class _PerQueryForward(_PerQuery):
+    """The same with a forward-mode derivative, which torch.compile refuses to see."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        _PerQuery.setup_context(ctx, inputs, output)
+        ctx.save_for_forward(output[1])
+
+    @staticmethod
+    def jvp(ctx: Any, _: Any, moved: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        (slope,) = ctx.saved_tensors
+        return (slope * moved).sum(1), torch.full_like(slope, torch.nan)  # of the slope it is not known
+
+
+def _apply(operator: _Operator, scores: Tensor, positive: Tensor, *options: Any) -> Any:
+    function = _PerQueryForward if in_forward_mode() else _PerQuery
+    return function.apply(operator, scores, positive, *options)  # type: ignore[no-untyped-call]
 
 
 def _opaque(options: str) -> Callable[[_Operator], _Operator]:
@@ -265,7 +278,7 @@ def _per_query(operator: _Operator, lists: Lists, *options: Any) -> Tensor:
         scores = scores.masked_fill(~(lists.positive | lists.negative), -torch.inf)
     if traces_no_gradient(scores):
         return operator(scores, lists.positive, *options)[0]
-    value: Tensor = _PerQuery.apply(operator, scores, lists.positive, *options)[0]  # type: ignore[no-untyped-call]
+    value: Tensor = _apply(operator, scores, lists.positive, *options)[0]
     return value
 
 
