@@ -289,7 +289,7 @@ def train_sorter(
         TrainingInterrupted: Ctrl-C or SIGTERM, after the step was finished and the state saved.
 
     Example:
-        >>> result = train_sorter(TrainConfig(steps=20, batch_size=4, lengths=(5, 20)))
+        >>> result = train_sorter(TrainConfig(steps=20, batch_size=4, lengths=(2, 20)))
         >>> ranks = result.sorter(torch.tensor([0.3, 2.0, -1.0]))
         >>> ranks.shape
         torch.Size([3])
