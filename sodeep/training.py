@@ -332,7 +332,7 @@ def train_sorter(
             saved.
 
     Example:
-        >>> result = train_sorter(TrainConfig(steps=20, batch_size=4, lengths=(5, 20)))
+        >>> result = train_sorter(TrainConfig(steps=20, batch_size=4, lengths=(2, 20)))
         >>> ranks = result.sorter(torch.tensor([0.3, 2.0, -1.0]))
         >>> ranks.shape
         torch.Size([3])
