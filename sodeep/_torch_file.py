@@ -75,8 +75,8 @@ class _Reader(PickleReader):
         self.read_storage: Callable[[_Storage], Tensor] | None = None
         self.loaded: dict[str, Tensor] = {}
         self.calls = {
-            "collections.OrderedDict": dict[str, Any],
-            "argparse.Namespace": _Namespace,
+            "collections.OrderedDict": lambda: {},  # from nothing: keys are checked as they are set
+            "argparse.Namespace": lambda: _Namespace(),
             "torch._utils._rebuild_tensor_v2": self.tensor,
             "torch._utils._rebuild_parameter": self.parameter,
         }

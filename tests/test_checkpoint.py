@@ -916,6 +916,10 @@ HOSTILE_2019 = {
         b"cargparse\nNamespace\n)\x81K\x01b.",
         "it is damaged (a int where a dict belongs)",
     ),
+    "a deep tuple to be hashed": (
+        b"ccollections\nOrderedDict\n](" + b")" + b"\x85" * 150_000 + b"K\x01\x86e\x85R.",
+        "it is no pickle, or a damaged one (",
+    ),
     "numbers from nowhere": (
         b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuJ\x00\x00\x00\x7ftQ.",
         "it holds _Storage(key='0', dtype=torch.float32, count=2130706432), which is not plain data",

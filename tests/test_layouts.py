@@ -1096,6 +1096,10 @@ def test_features_errors(tmp_path):
         ({**good, "train_features": np.zeros(6)}, "train_features of shape (6,) and type float64, not numbers (n, d)"),
         ({**good, "train_features": bad}, "1 values of train_features are NaN or infinite"),
         (
+            {**good, "test_features": np.zeros((6, 4))},
+            "3 columns of train_features, 4 columns of test_features",
+        ),
+        (
             {**good, "train_labels": np.array([None] * 6)},
             "it holds Python objects, which are not unpickled: save numbers or strings",
         ),

@@ -593,6 +593,10 @@ def read_features(path: StrPath, task: str) -> dict[str, dict[str, Array]]:
                 )
         elif any(rows[name] != rows[first] for name in others):
             raise wrong(", ".join(f"{count} rows of {split}_{name}" for name, count in rows.items()))
+    for name in FEATURES[task]:
+        columns = {f"{split}_{name}": of_split[name].shape[1:] for split, of_split in arrays.items()}
+        if len(set(columns.values())) > 1:
+            raise wrong(", ".join(f"{shape[0]} columns of {which}" for which, shape in columns.items()))
     return arrays
 
 
