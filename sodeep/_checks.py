@@ -16,6 +16,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 
 def describe(value: object) -> str:
@@ -36,12 +37,23 @@ def traces_no_gradient(x: Tensor) -> bool:
     return compiling() and not (x.requires_grad and torch.is_grad_enabled())
 
 
-def readable(x: Tensor) -> bool:
-    """Whether values of `x` may be read now: not under torch.compile, not inside torch.func transforms.
+def in_forward_mode() -> bool:
+    """True inside `torch.func.jvp`, `torch.func.jacfwd` and `torch.autograd.forward_ad.dual_level`."""
+    return not compiling() and forward_ad._current_level >= 0
 
-    Inside a transform `x` itself may be an ordinary tensor, but what it meets there (its mask, say) may not.
+
+def readable(x: Tensor) -> bool:
+    """Whether values of `x` may be read now: not under torch.compile, in torch.func transforms or in forward mode.
+
+    Inside a transform `x` itself may be an ordinary tensor, but what it meets there (its mask, say) may not. Forward
+    mode goes the same ways, which are made of operations that torch can differentiate.
     """
-    return not compiling() and not torch._C._are_functorch_transforms_active() and not x.is_meta
+    return not (compiling() or torch._C._are_functorch_transforms_active() or in_forward_mode() or x.is_meta)
+
+
+def ordinary(x: Tensor) -> Tensor:
+    """`x`, or a copy of it if it was made in inference mode: a graph outside that mode cannot hold such a tensor."""
+    return x.clone() if not compiling() and x.is_inference() and not torch.is_inference_mode_enabled() else x
 
 
 def check_scores(scores: object, name: str = "scores") -> Tensor:
@@ -78,7 +90,7 @@ def check_where(where: object, like: Tensor, name: str = "scores") -> Tensor | N
                 f"`where` must have the shape of `{name}` {tuple(like.shape)}, got {tuple(where.shape)}."
             ) from None
     check_device(where, like, "where", name)
-    return where
+    return ordinary(where)
 
 
 def check_device(x: Tensor, like: Tensor, name: str, like_name: str) -> None:

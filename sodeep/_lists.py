@@ -15,6 +15,7 @@ from sodeep._checks import (
     check_scores,
     check_where,
     compiling,
+    ordinary,
     readable,
 )
 from sodeep._precision import working_dtype
@@ -40,7 +41,7 @@ def as_relevance(relevant: object, scores: Tensor, name: str = "relevant") -> Te
     check_same_shape(relevant, scores, name, "scores")
     check_device(relevant, scores, name, "scores")
     if relevant.dtype == torch.bool:
-        return relevant
+        return ordinary(relevant)
     if relevant.is_complex() or (readable(relevant) and not bool(((relevant == 0) | (relevant == 1)).all())):
         raise ValueError(
             f"`{name}` must be boolean (or all 0 and 1), got dtype {str(relevant.dtype).removeprefix('torch.')} "

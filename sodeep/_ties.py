@@ -16,7 +16,6 @@ from sodeep._checks import readable
 from sodeep._sort import ascending
 
 
-@torch.no_grad()
 def tie_equal_rows(scores: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """`scores` (n, m) of rows `x` (n, d) with rows `y` (m, d), in place: equal rows get the scores of their first.
 
@@ -30,14 +29,19 @@ def tie_equal_rows(scores: Tensor, x: Tensor, y: Tensor) -> Tensor:
             found = _copies(rows.detach())
         if found is not None:
             copies, first = found
-            scores.index_copy_(axis, copies, scores.index_select(axis, first))
+            with torch.no_grad():
+                scores.index_copy_(axis, copies, scores.index_select(axis, first))
     return scores
 
 
 def _copies(rows: Tensor) -> tuple[Tensor, Tensor] | None:
     """Rows that occur more than once (k,), and for each the first of its kind (k,); None if there are none."""
-    if len(some := _shared(rows[:, 0])) == 0:  # nearly always, and quickly seen
-        return None
+    column = rows[:, 0]
+    if column.device.type == "cpu":  # nearly always all differ in one place already, which numpy sees at once
+        ordered = np.sort(column.numpy())
+        if not (ordered[1:] == ordered[:-1]).any():
+            return None
+    some = _shared(column)
     some = some[_shared(rows[some].amax(-1))]  # exact in any order, and rarely one number for two rows
     if len(some) == 0:
         return None
@@ -48,10 +52,6 @@ def _copies(rows: Tensor) -> tuple[Tensor, Tensor] | None:
 
 def _shared(values: Tensor) -> Tensor:
     """Where the values (n,) stand that occur more than once."""
-    if values.device.type == "cpu":
-        quick = np.sort(values.numpy())
-        if not np.equal(quick[1:], quick[:-1]).any():
-            return torch.empty(0, dtype=torch.int64)
     ordered, order = ascending(values)
     same = ordered[1:] == ordered[:-1]
     return order[pad(same, (0, 1)) | pad(same, (1, 0))]

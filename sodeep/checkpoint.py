@@ -445,7 +445,7 @@ def _parse_header(path: Path, data: bytes, size: int) -> dict[str, Any]:
             remedy = "If the 2019 training script wrote it: sodeep import-sorter, or import_sodeep2019(path)."
             raise _not_a_sorter(path, str(error), remedy) from None
         raise _not_a_sorter(path, str(error)) from None
-    for field in ("lengths", "scores"):
+    for field in ("lengths", "known_lengths", "scores"):
         if not _is_range(header["training"].get(field, [0, 0])):
             raise _not_a_sorter(path, f"its header has no valid 'training' (its '{field}' is not two numbers)")
     return header

@@ -205,7 +205,8 @@ def train_sorter(
     click.echo("\nmean |rank error| / n on the validation lists")
     for name, error in result.errors.items():
         click.echo(f"  {name:<22}{error:.4f}")
-    n = result.config.seq_len or 100
+    low, high = result.config.lengths
+    n = result.config.seq_len or min(max(100, low), high)
     takes = sodeep.evaluation.seconds_for_key_figures(result.sorter, n)
     left = math.inf if result.config.max_time is None else result.config.max_time - result.seconds
     if takes > max(left, 1):

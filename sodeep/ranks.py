@@ -46,6 +46,7 @@ from sodeep._checks import (
     check_where,
     compiling,
     describe,
+    ordinary,
     readable,
     traces_no_gradient,
 )
@@ -442,7 +443,7 @@ def _check_tau(tau: Tensor, x: Tensor) -> Tensor:
     shape = (*x.shape[:-1], 1)
     check_device(tau, x, "tau", "scores")
     try:
-        tau = tau.detach().expand(shape)
+        tau = ordinary(tau.detach().expand(shape))
     except RuntimeError:
         raise ValueError(
             f"`tau` must broadcast to {shape}, one number a list, got {describe(tau)}. "
@@ -715,6 +716,13 @@ class _BlackboxRank(Function):
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         x, where, ctx.lam = inputs
         ctx.save_for_backward(x, where, output)
+
+    @staticmethod
+    def jvp(ctx: Any, *moved: Any) -> Any:
+        raise NotImplementedError(
+            "`blackbox_rank` has no forward-mode derivative: its gradient depends on the incoming one. "
+            "Use reverse mode (backward, torch.func.grad), or another rank function."
+        )
 
     @staticmethod
     @once_differentiable

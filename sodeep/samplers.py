@@ -55,8 +55,8 @@ class BalancedBatchSampler(Sampler[list[int]]):
     Every epoch is shuffled anew, as a function of `seed` and of the number of the epoch alone. Epochs count up by
     themselves: a pass begins when its first batch is asked for, and has the number given to `set_epoch`, or else the
     one after that of the last pass. With several processes all must be in the same epoch, or they share classes: call
-    `set_epoch` before every pass, as with ``DistributedSampler`` (Lightning does). Without it only a pass
-    that was read to its end counts there, so that a process may look at a batch by itself.
+    `set_epoch` before every pass, as with ``DistributedSampler`` (Lightning does). Without it only a pass that was read
+    to its end counts there, so that a process may look at a batch by itself.
 
     `state_dict` and `load_state_dict` resume in the middle of an epoch, as torchdata's ``StatefulDataLoader`` and
     Lightning with it do by themselves. They count batches handed out by the sampler: a plain ``DataLoader`` with
@@ -70,7 +70,9 @@ class BalancedBatchSampler(Sampler[list[int]]):
         small_classes: what to do with a class of fewer than K samples: "repeat" its samples in the batch (equal
             rows, which are trivial positives unless augmented), or "drop" the class.
         seed: of the shuffling.
-        num_replicas: number of processes. The classes of a step are different on all of them.
+        num_replicas: number of processes. The classes of a step are different on all of them. In Lightning, build the
+            loader in ``train_dataloader``, with ``self.trainer.world_size`` and ``self.trainer.global_rank``, and give
+            the trainer ``use_distributed_sampler=False``.
         rank: of this process. All processes need the same labels and seed.
 
     Raises:

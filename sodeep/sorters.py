@@ -46,6 +46,7 @@ from sodeep._checks import (
     check_where,
     compiling,
     describe,
+    in_forward_mode,
     is_whole,
     readable,
 )
@@ -111,6 +112,18 @@ def double_backward() -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.enabled = enabled
+
+
+@contextlib.contextmanager
+def plain_kernels() -> Iterator[None]:
+    """A context in which recurrent networks run on PyTorch's own kernels, which alone have forward-mode derivatives."""
+    flags: Any = torch.backends.mkldnn  # its own context manager warns of TF32
+    enabled, flags.enabled = flags.enabled, False
+    try:
+        with double_backward():
+            yield
+    finally:
+        flags.enabled = enabled
 
 
 @contextlib.contextmanager
@@ -180,6 +193,8 @@ class Sorter(nn.Module):
     _weights: FrozenWeights | None = None
     shortest: ClassVar[int] = 2
     """Fewest items of the lists that it can be trained for."""
+    _told_lengths: bool = False
+    """Whether the warning about lists of other lengths was given."""
 
     def __init__(self, seq_len: int | None = None, *, normalize: bool = True, **config: Any) -> None:
         super().__init__()
@@ -227,6 +242,7 @@ class Sorter(nn.Module):
         check_finite(scores, where)
         self._hold()
         self._warn_outside(scores, where)
+        self._warn_lengths(scores, where)
         rows = scores.reshape(-1, scores.shape[-1])
         mask = None if where is None else where.reshape(rows.shape)
         if rows.shape[0] == 0:
@@ -250,9 +266,9 @@ class Sorter(nn.Module):
         x = scores if where is None else scores.masked_fill(~where, 0)
         x = standardise(x, where, fixed=self.separate_gradient) if self.normalize else x
         x = x.to(next(self.parameters()).dtype)
-        if where is None:
-            return n * self.network(x)
-        return (where.sum(-1, keepdim=True) * self.network(x, where)).masked_fill(~where, 0)
+        with plain_kernels() if in_forward_mode() else contextlib.nullcontext():
+            ranks = self.network(x) if where is None else self.network(x, where)
+        return n * ranks if where is None else (where.sum(-1, keepdim=True) * ranks).masked_fill(~where, 0)
 
     def _rank_by_size(self, scores: Tensor, where: Tensor) -> Tensor:
         """`_rank` for a network that cannot read masks: lists with equally many real items go through it together."""
@@ -272,6 +288,33 @@ class Sorter(nn.Module):
                 "unreliable. Scale the scores, or use a sorter that normalises.",
                 stacklevel=2,
             )
+
+    def _warn_lengths(self, scores: Tensor, where: Tensor | None) -> None:
+        """Once: lists shorter or longer than those it is known to work on. One item has the one rank there is."""
+        known = None if self.seq_len is not None or self._told_lengths else self.known_lengths
+        if known is None or not readable(scores) or (known[0] <= 2 and scores.shape[-1] <= known[1]):
+            return
+        counts = {scores.shape[-1]} if where is None else set(where.sum(-1).flatten().tolist())
+        outside = sorted(count for count in counts if count > 1 and not known[0] <= count <= known[1])
+        if outside:
+            self._told_lengths = True
+            low, high = min(outside[0], known[0]), max(outside[-1], known[1])
+            warnings.warn(
+                f"`scores` has a list of {outside[0]} items, and this {self.name} sorter is known to work on lists of "
+                f"{known[0]} to {known[1]}: beyond, its ranks or their gradient may be poor. Use a handcrafted rank "
+                f"such as laplace_rank, or train one: sodeep train-sorter --sorter {self.name} --lengths {low} {high}",
+                stacklevel=6,  # the caller of the sorter: this, forward, its decorator and two of nn.Module between
+            )
+
+    @property
+    def known_lengths(self) -> tuple[int, int] | None:
+        """Shortest and longest list it is known to work on, if its file says so.
+
+        Those it was trained on, and longer ones up to where the training run then measured it to be as good.
+        """
+        trained = self.trained_lengths
+        known = self.trained.get("known_lengths", trained)
+        return None if known is None else (known[0], known[-1])
 
     @property
     def trained_lengths(self) -> tuple[int, int] | None:

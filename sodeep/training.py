@@ -14,7 +14,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import FrameType
@@ -55,19 +55,26 @@ VALUE_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 VALIDATION_SEED = 2019
 """The validation lists depend on the config's distributions and lengths alone, so that runs of any seed compare."""
 
+LONGEST_MEASURED = 10_000
+"""The longest list on which a sorter trained on shorter ones is measured."""
+
 STATISTICS_BATCHES = 64
 """Batches over which the statistics of batch norms are taken for a validation."""
 
 GRADIENT_TAU = 0.25
 """Width of the smooth rank whose gradient is the target, in the spread of the list."""
 
-LENGTHS = (10, 1000)
+GAPS = 4.0
+"""The least width of that rank is so much of the spread over n: a third more than the mean gap between neighbours of a
+few normal scores."""
+
+LENGTHS = (2, 1000)
 """Shortest and longest list of a length-free sorter unless told otherwise."""
 
 _COUNTING: dict[str, Any] = {"steps": 1500, "batch_size": 16, "lr": 2e-5, "gradient_weight": 0.01}
 
 RECIPES: dict[str, dict[str, Any]] = {
-    "set": {"steps": 3000, "batch_size": 32, "lr": 2e-3, "gradient_weight": 0.01},
+    "set": {"steps": 4000, "batch_size": 32, "lr": 2e-3, "gradient_weight": 0.01},
     "cnn": {"steps": 16000, "batch_size": 64, "lr": 5e-4, "gradient_weight": 0.004},
     "lstm": _COUNTING,  # a larger rate would break what it starts with
     "lstm-large": _COUNTING,
@@ -94,8 +101,9 @@ class TrainConfig:
         sorter: name in `SORTERS`.
         seq_len: the one length to train for. None: a length-free sorter is trained on all of `lengths`, a length-tied
             one on 100.
-        lengths: shortest and longest list of a length-free sorter, drawn log-uniformly, one length a step. Not to be
-            given beside `seq_len`, or for a length-tied sorter.
+        lengths: shortest and longest list of a length-free sorter, drawn log-uniformly, one length a step. The file
+            also says up to where longer ones were measured to be as good: see `Sorter.known_lengths`. Not to be given
+            beside `seq_len`, or for a length-tied sorter.
         sorter_config: further arguments of the sorter's constructor.
         steps: optimisation steps. None: the sorter's recipe, as for `batch_size`, `lr` and `gradient_weight`.
         max_time: seconds that `train_sorter` may take, validations included, if `steps` are not done before; the parts
@@ -110,8 +118,9 @@ class TrainConfig:
         value_loss: "l1", "l2" or "huber", on ranks / n.
         gradient_weight: weight of the gradient term beside the value loss; 0 trains on values alone.
         gradient_tau: width of the smooth rank whose gradient is the target, in the spread of the list (the mean
-            distance from the median; standard deviations of a normal list). Where values and gradient are of one
-            network, lists shorter than 100 get n / 100 of it, and the term counts for less.
+            distance from the median; standard deviations of a normal list). Where another network makes the gradient,
+            lists of few items get a width of `GAPS` / n; where values and gradient are of one, lists shorter than 100
+            get n / 100 of it, and the term counts for less.
         gradient_share: share of each step's lists that the gradient term is taken on; it costs as much as three
             times the value loss.
         distributions: weight of each distribution of `sodeep.DISTRIBUTIONS`, and of "user" for `scores_file`.
@@ -497,6 +506,11 @@ class _Run:
             gradient_share=config.gradient_share,
         )
 
+    def objectives(self, lists: Sequence[Tensor]) -> list[float]:
+        """The objective of each of `lists`, drawn from the same random vectors every time."""
+        generator = torch.Generator(self.device).manual_seed(VALIDATION_SEED)
+        return [float(self.objective(x, generator).detach()) for x in lists]
+
     def advance(self) -> None:
         """One step."""
         for group in self.optimizer.param_groups:
@@ -540,7 +554,6 @@ class _Run:
         for name, weight in config.distributions.items():
             if weight:
                 drawn[name] = [lists({name: 1.0}, 64, middle)]
-        self.middle = len(lengths) // 2
         return drawn
 
     def check_sound(self) -> None:
@@ -572,9 +585,8 @@ class _Run:
                     / len(lists)
                     for name, lists in self.validation.items()
                 }
-            middle = self.validation["validation"][self.middle]
-            generator = torch.Generator(self.device).manual_seed(VALIDATION_SEED)
-            objective = float(self.objective(middle, generator).detach())
+            objectives = self.objectives(self.validation["validation"])
+            objective = sum(objectives) / len(objectives)
             if objective < self.best_objective:
                 self.best_objective = objective
                 self.best = {name: t.clone() for name, t in self.weights.items()}
@@ -692,6 +704,20 @@ class _Run:
             sorter.freeze(), self.config, errors, self.history, self.step, self.seconds, path, best["step"]
         )
 
+    def _known_lengths(self) -> list[int]:
+        """The lengths trained on; and up to ten times the longest, if the best weights are as good there."""
+        low, high = self.config.lengths
+        far = max(high, min(10 * high, LONGEST_MEASURED))
+        generator = torch.Generator().manual_seed(VALIDATION_SEED)
+        with self._weights(self.best):
+            self.sorter.eval()
+            allowed = max(self.objectives(self.validation["validation"]))
+            lists = draw(self.config.distributions, 4, far, generator, self.user_scores).to(self.device)
+            with values_only(self.sorter), torch.no_grad():  # cheap, and enough to say no to most networks
+                error = float((self.sorter(lists) - exact_rank(lists)).abs().mean()) / far
+            good = error <= allowed and self.objectives([lists])[0] <= allowed
+        return [low, far if good else high]
+
     def card(self, errors: Mapping[str, float]) -> dict[str, Any]:
         """What the file says of its training: nothing that another run of the same config would say otherwise."""
         n = self.config.seq_len
@@ -700,6 +726,7 @@ class _Run:
             "steps": self.step,
             "seed": self.config.seed,
             "lengths": list(self.config.lengths) if n is None else [n, n],
+            **({"known_lengths": self._known_lengths()} if n is None else {}),
             "scores": [float(drawn.min()), float(drawn.max())],
             "errors": dict(errors),
             "config": self.config.to_dict(),
@@ -727,6 +754,9 @@ def sorter_loss(
     target = exact_rank(scores)
     with values_only(sorter):
         value = VALUE_LOSSES[value_loss](ranker(scores) / n, target / n)
+    # Standardised, lists of a few items are much alike (of two, all the same): their gradients add up over a batch
+    # where those of longer lists average out, and would rule the values of every length.
+    value = min(1.0, n / 10) ** 2 * value
     if gradient_weight == 0:
         return value
     # by themselves: a second derivative costs
@@ -737,11 +767,15 @@ def sorter_loss(
     # the vectors are residuals, what a Spearman loss will send back: these ranks minus those of another order
     shuffled = torch.rand(some.shape, generator=generator, device=generator.device).argsort(-1).to(scores.device)
     residual = (target[:count] - target[:count].gather(-1, shuffled)) / n
-    # where this is also the gradient of the values, the width that suits 100 items would keep those of a short list
-    # away from its ranks: sharper there, and softly
-    short = 1.0 if sorter.separate_gradient else min(1.0, n / 100)
-    mismatch = short**2 * gradient_mismatch(ranks, some, residual, gradient_tau * short)
-    return value + gradient_weight * mismatch
+    if sorter.separate_gradient:
+        # narrower than the gaps between its items, a comparison is flat at all of them: the gradient would be noise
+        share, tau = 1.0, max(gradient_tau, GAPS / n)
+    else:
+        # where this is also the gradient of the values, the width that suits 100 items would keep those of a short
+        # list away from its ranks: sharper there, and softly
+        share = min(1.0, n / 100)
+        tau = share * gradient_tau
+    return value + gradient_weight * share**2 * gradient_mismatch(ranks, some, residual, tau)
 
 
 def gradient_mismatch(ranks: Tensor, scores: Tensor, vectors: Tensor, tau: float) -> Tensor:

@@ -44,7 +44,7 @@ def test_train_says_what_it_did(run, tmp_path):
     assert result.exit_code == 0, result.output
     assert re.search(r"Trained 4 steps in \d+ s: set.safetensors", result.output)
     assert re.search(r"validation +0\.\d{4}", result.output)
-    assert "On the mixture of SoDeep 2019, n = 100: error 0." in result.output
+    assert "On the mixture of SoDeep 2019, n = 12: error 0." in result.output
     assert "climbs to" in result.output
     assert sodeep.load_sorter(tmp_path / "set.safetensors").frozen
     assert list((tmp_path / "log").glob("events*"))

@@ -420,6 +420,28 @@ def test_nan_is_the_worst_of_settings(tmp_path, monkeypatch):
     assert runs[-1].settings == best.settings
 
 
+@pytest.mark.parametrize("signum", [0, signal.SIGTERM])
+def test_a_worker_that_dies_stops_a_comparison_that_then_goes_on(tmp_path, monkeypatch, signum):
+    results = comparing._results
+
+    def dies(queue, jobs):
+        yield next(results(queue, jobs))
+        if signum:  # it was for the parent too
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.raise_signal(signum)
+        raise comparing.BrokenProcessPool("A process in the process pool was terminated abruptly")
+
+    given = {"out": tmp_path, "seeds": 1, "epochs": 1}
+    with monkeypatch.context() as patch:
+        patch.setattr(comparing, "_results", dies)
+        with pytest.raises(comparing.ComparisonStopped) as stop:
+            compare("memorability", ["mse"], **given)
+    reason = "Stopped" if signum else "A worker process died, perhaps for want of memory (try fewer jobs)"
+    expected = f"{reason}. 1 of 5 runs are kept in {tmp_path}: start again to go on."
+    assert (str(stop.value), stop.value.signum) == (expected, signum)
+    assert {run.status for run in compare("memorability", ["mse"], **given)} == {"ok"}
+
+
 def test_one_process_at_a_time_writes_to_a_folder(tmp_path):
     pytest.importorskip("fcntl")
     told = []

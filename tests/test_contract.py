@@ -971,7 +971,8 @@ def calls_of(name: str) -> tuple[Callable[..., Any], Callable[[int], tuple[Tenso
     """A function of lists, and the tensors to call it with for lists of `n`."""
     if name in RANK_FUNCTIONS:
         return RANK_FUNCTIONS[name], lambda n: (draw(LOSSES["map"], 4, n)[0],)
-    if name in METRICS:
+    if name.startswith("metric "):
+        name = name.removeprefix("metric ")
         return METRICS[name], lambda n: draw_for(name, 4, n)
     if name == "pmrp":
         codes = torch.rand(40, 6, generator=seeded()) < 0.3
@@ -986,7 +987,13 @@ def calls_of(name: str) -> tuple[Callable[..., Any], Callable[[int], tuple[Tenso
     return partial(member.function, **{**member.options, "rank_fn": laplace_rank}), lambda n: draw(member, 4, n)
 
 
-@pytest.mark.parametrize("name", [*RANK_FUNCTIONS, *LOSSES, *METRICS, "pmrp", "EmbeddingLoss", "CrossModalLoss"])
+every_function = pytest.mark.parametrize(
+    "name",
+    [*RANK_FUNCTIONS, *LOSSES, *(f"metric {name}" for name in METRICS), "pmrp", "EmbeddingLoss", "CrossModalLoss"],
+)
+
+
+@every_function
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, from tracing
 def test_lists_of_twenty_lengths_take_two_compilations(name):
     """One for the first length, one for all others, in one graph each."""
@@ -1008,3 +1015,66 @@ def test_lists_of_twenty_lengths_take_two_compilations(name):
         if n % 7 == 0:
             values_are_equal(result.detach(), function(scores, *rest, **options).detach())
     assert compilations <= 2
+
+
+# ---- losses, metrics and rank functions: forward mode, and tensors of inference mode ---------------------------------
+
+
+def forward_derivatives(function: Callable[[Tensor], Tensor], scores: Tensor, along: Tensor) -> list[Tensor]:
+    """By `torch.func.jvp`, by `torch.func.jacfwd` and by dual numbers."""
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(scores, along)
+        tangent = torch.autograd.forward_ad.unpack_dual(function(dual)).tangent
+    by_jvp = torch.func.jvp(function, (scores,), (along,))[1]
+    by_jacobian = (torch.func.jacfwd(function)(scores) * along).sum((-2, -1))
+    return [by_jvp, by_jacobian, torch.zeros_like(by_jvp) if tangent is None else tangent]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # of torch's jvp itself
+@every_function
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_forward_mode_is_reverse_mode(name, dtype):
+    function, arguments = calls_of(name)
+    scores, *rest = arguments(8)
+    if name in ("set", "CrossModalLoss"):
+        dtype = F64  # that of its weights, of its other argument
+    scores, weights = scores.to(dtype), torch.randn(4, 8, generator=seeded(7), dtype=F64).to(dtype)
+    for where in (None, torch.arange(8) < 6):
+        options = {} if where is None or name in ("EmbeddingLoss", "CrossModalLoss") else {"where": where}
+
+        def value(s: Tensor, options: Mapping[str, Any] = options) -> Tensor:
+            result = function(s, *rest, **options)
+            return (result * weights).sum() if name in RANK_FUNCTIONS else result.sum()
+
+        along = torch.randn(scores.shape, generator=seeded(8), dtype=F64).to(dtype)
+        if name == "blackbox_rank":
+            message = (
+                "`blackbox_rank` has no forward-mode derivative: its gradient depends on the incoming one. "
+                "Use reverse mode (backward, torch.func.grad), or another rank function."
+            )
+            with pytest.raises(NotImplementedError, match=exactly(message)):
+                forward_derivatives(value, scores, along)
+            continue
+        leaf = scores.clone().requires_grad_()
+        result = value(leaf)
+        by_reverse = torch.autograd.grad(result, leaf)[0] if result.requires_grad else torch.zeros_like(leaf)
+        tolerance = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 1e-9, "atol": 1e-9}
+        for tangent in forward_derivatives(value, scores, along):
+            torch.testing.assert_close(tangent, (by_reverse * along).sum(), **tolerance)
+
+
+@every_function
+def test_tensors_made_in_inference_mode_are_as_good_as_others(name):
+    function, arguments = calls_of(name)
+    scores, *rest = arguments(8)
+    options = {} if name in ("EmbeddingLoss", "CrossModalLoss") else {"where": torch.arange(8) < 6}
+    with torch.inference_mode():
+        given = [x.clone() for x in rest]
+        masked = {option: mask.expand(4, 8).clone() for option, mask in options.items()}
+        within = function(scores, *rest, **options)
+    leaves = [scores.clone().requires_grad_() for _ in range(2)]
+    results = [function(leaves[0], *rest, **options), function(leaves[1], *given, **masked)]
+    values_are_equal(results[1].detach(), results[0].detach())
+    values_are_equal(within.clone(), results[0].detach())
+    if results[0].requires_grad:
+        values_are_equal(*(torch.autograd.grad(r.sum(), x)[0] for r, x in zip(results, leaves, strict=True)))

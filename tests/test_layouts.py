@@ -5,6 +5,7 @@ import itertools
 import json
 import pickle
 import re
+import zlib
 
 import numpy as np
 import pytest
@@ -627,6 +628,10 @@ def test_karpathy_errors(tmp_path):
     for content, fault in [
         ("<html>", f"dataset.json must be JSON: {keys}, got text that is not JSON"),
         ("[" * 100_000, f"dataset.json must be JSON: {keys}, got text that is not JSON"),
+        (
+            '{"images": [{"split": "train", "sentences": ' + "9" * 5000 + "}]}",
+            f"dataset.json must be JSON: {keys}, got text that is not JSON",
+        ),
         ('{"annotations": []}', f"dataset.json must be {keys}, got no 'images'"),
         ('{"images": [{"filename": "1.jpg"}]}', f"dataset.json must be {keys}, got no 'split'"),
         (json.dumps({"images": [karpathy("test")]}), "dataset.json must have images of the split train, got none"),
@@ -635,7 +640,7 @@ def test_karpathy_errors(tmp_path):
         assert message(read_karpathy, path, tmp_path) == f"{fault}, in '{tmp_path}'. {KARPATHY_ORIGIN}"
     path.write_text(json.dumps({"images": [karpathy("train", count=4)]}))
     assert message(read_karpathy, path, tmp_path) == (
-        "`captions_per_image` must be at most the captions of each image, got 5 for 1.jpg, which has 4."
+        f"`captions_per_image` must be at most the captions of each image, got 5 for 1.jpg, which has 4 in '{path}'."
     )
     path.write_text(json.dumps({"images": [karpathy("train")]}))
     assert message(read_karpathy, path, tmp_path, error=FileNotFoundError) == (
@@ -1190,12 +1195,27 @@ def test_other_layouts(tmp_path):
         assert found.split.tolist() == ["train"] * 6 + ["val"] * 6 + ["test"] * 6
 
 
-def test_a_picture_of_four_hundred_million_pixels(tmp_path):
+@pytest.mark.parametrize(
+    ("side", "found"),
+    [(5001, "5001 x 5001 pixels in {} bytes"), (20_000, "Image size (400000000 pixels) exceeds limit")],
+)
+def test_a_picture_of_many_pixels_in_few_bytes(tmp_path, side, found):
     path = write(tmp_path, CUB) / "images/001.Albatross/a.jpg"
-    size = (20_000).to_bytes(4, "big") * 2
-    path.write_bytes(picture(1)[:16] + size + picture(1)[24:])
-    found = message(only, layouts.RETRIEVAL, tmp_path)
-    assert found.startswith(f"{path} must be a picture, got a file that Pillow cannot read (")
+    header = picture(1)[12:16] + side.to_bytes(4, "big") * 2 + picture(1)[24:29]
+    path.write_bytes(picture(1)[:12] + header + zlib.crc32(header).to_bytes(4, "big") + picture(1)[33:])
+    told = message(only, layouts.RETRIEVAL, tmp_path)
+    found = found.format(path.stat().st_size)
+    assert told.startswith(f"{path} must be a picture, got a file that Pillow cannot read ({found}")
+
+
+def test_a_number_beyond_64_bits(tmp_path):
+    file = "ImageSets/Main/cat_trainval.txt"
+    write(tmp_path, VOC)
+    lines = (tmp_path / file).read_text().split()
+    (tmp_path / file).write_text("".join(f"{image} {2**63}\n" for image in lines[::2]))
+    assert message(read_voc, tmp_path, check_files=False).startswith(
+        f"a label must be a whole number, got '9223372036854775808', in '{tmp_path}'."
+    )
 
 
 def test_a_csv_without_an_end_of_a_cell(tmp_path):

@@ -78,6 +78,46 @@ def test_climb_is_that_of_the_card(name, sorter, card):
     assert sodeep.climb(sorter, n=CARDS[name]["n"], steps=(30,))[30] == pytest.approx(stated, abs=0.005)
 
 
+@pytest.mark.parametrize("n", range(2, 10))
+def test_free_scores_of_short_lists_reach_their_order(n):
+    assert sodeep.climb(sodeep.load_sorter(FILES["set"]), n=n, steps=(100,))[100] >= 0.97
+
+
+def test_short_lists_in_long_padding():
+    """The real items count, not the places: the gradient of a short list is that of the list alone."""
+    sorter = sodeep.load_sorter(FILES["set"])
+    scores = torch.randn(10, 300, generator=torch.Generator().manual_seed(5))
+    order = torch.rand(scores.shape, generator=torch.Generator().manual_seed(6)).argsort(-1)
+    where = order < torch.arange(10)[:, None]  # 0 to 9 real items
+    padded = scores.masked_fill(~where, float("nan")).requires_grad_()
+    (sorter(padded, where=where) * scores).sum().backward()
+    for row in range(1, 10):
+        alone = scores[row, where[row]].clone().requires_grad_()
+        (sorter(alone) * scores[row, where[row]]).sum().backward()
+        torch.testing.assert_close(padded.grad[row, where[row]], alone.grad, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(padded.grad[~where], torch.zeros(int((~where).sum())), rtol=0, atol=0)
+
+
+def test_a_list_of_one_item_has_rank_one_and_no_gradient():
+    sorter = sodeep.load_sorter(FILES["set"])
+    scores = torch.tensor([[0.3], [-1e6], [0.0]], requires_grad=True)
+    ranks = sorter(scores)
+    ranks.sum().backward()
+    torch.testing.assert_close(ranks, torch.ones(3, 1), rtol=0, atol=0)
+    torch.testing.assert_close(scores.grad, torch.zeros(3, 1), rtol=0, atol=0)
+
+
+def test_lengths_it_is_known_for():
+    """None of them warns; what lies beyond does."""
+    sorter = sodeep.load_sorter(FILES["set"])
+    assert sorter.trained_lengths == (2, 1000)
+    assert sorter.known_lengths == (2, 10_000)
+    for n in (1, 2, 1000, 10_000):
+        sorter(torch.zeros(n))
+    with pytest.warns(UserWarning, match=r"^`scores` has a list of 10001 items, and this set sorter is known to work "):
+        sorter(torch.zeros(10_001))
+
+
 @every_file
 def test_scale_and_offset_do_not_matter(name, sorter):
     scores = lists(sorter).double()

@@ -193,15 +193,22 @@ def test_one_dominant_class_means_more_chunks_not_larger_ones():
     assert largest < scores.numel()
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # of torch's jvp itself
 @every_retrieval_loss
 def test_second_derivative_is_refused(name):
     loss, *_ = LOSSES[name]
     scores, relevant = lists(name)
     scores.requires_grad_()
     (grad,) = torch.autograd.grad(loss(scores, relevant), scores, create_graph=True)
-    message = r"^second derivatives of the retrieval losses are not implemented\. Drop create_graph=True\.$"
+    message = (
+        r"^second derivatives of the retrieval losses are not implemented\. Drop create_graph=True, or take the "
+        r"gradient outside forward mode\.$"
+    )
     with pytest.raises(NotImplementedError, match=message):
         grad.sum().backward()
+    gradient = torch.func.grad(lambda s: loss(s, relevant))
+    with pytest.raises(NotImplementedError, match=message):
+        torch.func.jvp(gradient, (scores.detach(),), (torch.ones_like(scores),))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

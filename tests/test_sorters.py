@@ -668,6 +668,41 @@ def test_a_sorter_that_does_not_normalise_warns_outside_its_range(name: str) -> 
         sorter(1000 + scores)
 
 
+@pytest.mark.parametrize("name", LENGTH_FREE)
+def test_lists_of_lengths_it_is_not_known_for_are_told_once(name: str) -> None:
+    sorter = small_sorter(name).freeze()
+    sorter(normal(3))  # nothing known of its lengths
+    sorter.trained = {"lengths": [4, 8], "known_lengths": [4, 16]}
+    where = torch.arange(20) < torch.tensor([[0], [1], [4], [16]])  # nothing to order in the first two
+    for scores, mask in ((normal(4), None), (normal(2, 16), None), (normal(1), None), (normal(4, 20), where)):
+        sorter(scores, mask)
+    message = (
+        f"`scores` has a list of 3 items, and this {name} sorter is known to work on lists of 4 to 16: beyond, its "
+        "ranks or their gradient may be poor. Use a handcrafted rank such as laplace_rank, or train one: sodeep "
+        f"train-sorter --sorter {name} --lengths 3 16"
+    )
+    where[1, :3] = True
+    with pytest.warns(UserWarning, match=whole(message)) as told:
+        sorter(normal(4, 20), where)
+    assert told[0].filename == __file__
+    sorter(normal(3))
+    sorter(normal(100))
+
+
+def test_without_a_measurement_the_lengths_trained_on_are_the_known_ones() -> None:
+    sorter = small_sorter("set").freeze()
+    assert sorter.known_lengths is None
+    sorter.trained = {"lengths": [4, 8]}
+    assert sorter.known_lengths == (4, 8)
+    message = (
+        "`scores` has a list of 9 items, and this set sorter is known to work on lists of 4 to 8: beyond, its ranks or "
+        "their gradient may be poor. Use a handcrafted rank such as laplace_rank, or train one: sodeep train-sorter "
+        "--sorter set --lengths 4 9"
+    )
+    with pytest.warns(UserWarning, match=whole(message)):
+        sorter(normal(9))
+
+
 # ---- bad input ----
 
 
@@ -789,3 +824,19 @@ def test_sorter_on_another_device_is_an_error() -> None:
 def test_bad_config(name: str, config: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=whole(message)):
         build_sorter(name, **config)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # of torch's jvp itself
+@every_sorter
+def test_forward_mode_is_reverse_mode(name: str) -> None:
+    sorter = small_sorter(name).double().freeze()
+    scores, along = normal(2, LENGTH, dtype=torch.float64), normal(2, LENGTH, seed=1, dtype=torch.float64)
+    weights = normal(2, LENGTH, seed=2, dtype=torch.float64)
+
+    def value(s: Tensor) -> Tensor:
+        return (sorter(s) * weights).sum()
+
+    leaf = scores.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(value(leaf), leaf)
+    forward = torch.func.jvp(value, (scores,), (along,))[1]
+    torch.testing.assert_close(forward, (gradient * along).sum(), rtol=1e-9, atol=1e-9)

@@ -787,6 +787,17 @@ def test_pictures_are_jittered_in_training_only():
     assert not torch.equal(net.train()(x), net(x))
 
 
+@pytest.mark.parametrize("dtype", [np.uint16, np.float32, bool])
+def test_pictures_given_as_arrays_are_of_bytes(dtype):
+    expected = (
+        "Pictures must be uint8 (N, H, W) or (N, H, W, 3), and features (N, d), got an array of shape (60, 8, 8) and "
+        f"type {np.dtype(dtype)}. Scale pictures to 0 for black, 255 for white."
+    )
+    data = RetrievalData("x", pictures(60).astype(dtype), np.arange(60) // 10, np.repeat(["train", "val", "test"], 20))
+    with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
+        Retrieval(data)
+
+
 def test_jitter_leaves_still_pictures_alone():
     x = torch.rand(3, 1, 9, 9)
     torch.testing.assert_close(encoders.jitter(x, turn=0.0, shift=0.0), x)

@@ -13,9 +13,14 @@ import threading
 import pytest
 import safetensors.torch
 import torch
+from torch import nn
 
 import sodeep
+from sodeep import training
 from sodeep._sealed import header_end, seal
+from sodeep.generators import draw
+from sodeep.ranks import exact_rank
+from sodeep.sorters import build_sorter
 from sodeep.training import (
     TrainConfig,
     TrainingInterrupted,
@@ -23,6 +28,7 @@ from sodeep.training import (
     gradient_mismatch,
     mean_deviation,
     smooth_rank_vjp,
+    sorter_loss,
     state_path,
     train_sorter,
 )
@@ -229,6 +235,36 @@ def test_training_learns(sorter):
     result = train_sorter(config)
     first, last = result.history[0]["errors"]["validation"], result.error
     assert last < 0.7 * first
+
+
+def test_the_gradient_of_short_lists_is_learned():
+    sorter = train_sorter(tiny(seq_len=3, steps=25, validate_every=25)).sorter
+    assert sodeep.climb(sorter, n=3, steps=(100,))[100] >= 0.97
+
+
+def test_short_lists_weigh_less_in_the_values():
+    """By the square of a length below ten: their gradients agree, and would rule those of long lists."""
+    sorter = build_sorter("set")
+    for n, weight in ((2, 0.04), (5, 0.25), (10, 1.0), (30, 1.0)):
+        scores = draw({"normal": 1}, 8, n, torch.Generator().manual_seed(0))
+        plain = nn.functional.l1_loss(sorter(scores), exact_rank(scores)) / n
+        loss = sorter_loss(sorter, scores, torch.Generator(), gradient_weight=0)
+        torch.testing.assert_close(loss, weight * plain)
+
+
+def test_longer_lists_are_known_where_they_were_measured_to_be_as_good(tmp_path, monkeypatch):
+    assert train_sorter(tiny(), out=tmp_path / "set").sorter.known_lengths == (4, 120)
+    assert sodeep.load_sorter(tmp_path / "set").trained["known_lengths"] == [4, 120]
+    assert train_sorter(tiny(sorter="gru-sum")).sorter.known_lengths == (4, 12)
+    assert "known_lengths" not in train_sorter(tiny(sorter="mlp", seq_len=6)).sorter.trained
+    monkeypatch.setattr(training, "LONGEST_MEASURED", 50)
+    assert train_sorter(tiny()).sorter.known_lengths == (4, 50)
+
+    def worse_on_long_lists(ranks, scores, *options):
+        return gradient_mismatch(ranks, scores, *options) + 100 * (scores.shape[-1] > 12)
+
+    monkeypatch.setattr(training, "gradient_mismatch", worse_on_long_lists)
+    assert train_sorter(tiny()).sorter.known_lengths == (4, 12)
 
 
 def test_ema_validates_the_average():

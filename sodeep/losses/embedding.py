@@ -29,6 +29,7 @@ from sodeep._checks import (
     compiling,
     describe,
     is_number,
+    ordinary,
     readable,
 )
 from sodeep._labels import as_labels, label_tensor, same_label
@@ -106,8 +107,8 @@ def _check_embeddings(embeddings: object, name: str, like: Tensor | None = None,
 def _similarities(x: Tensor, y: Tensor, similarity: str) -> Tensor:
     """Similarities (n, m) of checked rows, in float32 or wider; equal rows have equal ones."""
     dtype = working_dtype(x, y)
-    wide = x.to(dtype)
-    other = wide if y is x else y.to(dtype)
+    wide = ordinary(x).to(dtype)
+    other = wide if y is x else ordinary(y).to(dtype)
     return tie_equal_rows(SIMILARITIES[similarity](wide, other), wide, other)
 
 

@@ -37,7 +37,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sodeep._checks import check_at_least, check_choice, check_number, check_positive, compiling, describe, readable
+from sodeep._checks import (
+    check_at_least,
+    check_choice,
+    check_number,
+    check_positive,
+    compiling,
+    describe,
+    in_forward_mode,
+    readable,
+)
 from sodeep.losses._common import (
     Lists,
     Loss,
@@ -97,11 +106,19 @@ class _LogSumExp(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(*inputs, output[1])
+        ctx.save_for_forward(*inputs, output[1])
+
+    @staticmethod
+    def jvp(ctx: Any, moved: Tensor, _: None) -> tuple[Tensor, None]:
+        x, mask, shares = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            shares = _LogSumExp.forward(x, mask)[1]
+        return (shares * moved).sum(-1), None
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None]:
         x, mask, shares = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a second derivative is wanted
+        if torch.is_grad_enabled() or in_forward_mode():  # a second derivative is wanted
             shares = _LogSumExp.forward(x, mask)[1]
         return grad.unsqueeze(-1) * shares, None
 

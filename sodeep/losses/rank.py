@@ -121,13 +121,14 @@ def spearman_loss(
     gap = x - y.to(x.dtype)
     values_of, valued = _mean_of_real(gap.abs() if value_loss == "l1" else gap.square(), real), real.any(-1)
     value_term = mean_where(values_of, valued)
+    # alpha, not a product: in torch.func.jacfwd the number would make float64 of float32
     if reduction == "mean":
         rank_term = reduce_defined(ranks_of, ordered, x, needs=needs, other="target")
-        loss = rank_term + value_weight * value_term if value_weight else rank_term
+        loss = rank_term.add(value_term, alpha=value_weight) if value_weight else rank_term
     else:
         rank_term = mean_where(ranks_of, ordered)
         if value_weight:  # a list without an order has a value term still
-            ranks_of, ordered = ranks_of.masked_fill(~ordered, 0) + value_weight * values_of, valued
+            ranks_of, ordered = ranks_of.masked_fill(~ordered, 0).add(values_of, alpha=value_weight), valued
         loss = reduce_defined(ranks_of, ordered, scores, reduction, needs=needs, other="target")
     if not return_stats:
         return loss

@@ -39,6 +39,7 @@ from sodeep._checks import (
     check_positive,
     compiling,
     describe,
+    in_forward_mode,
     is_whole,
     traces_no_gradient,
 )
@@ -104,13 +105,20 @@ class _PerQuery(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(output[1])
+        ctx.save_for_forward(output[1])
         ctx.unused = [None] * (len(inputs) - 2)
 
     @staticmethod
+    def jvp(ctx: Any, _: Any, moved: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        (slope,) = ctx.saved_tensors
+        return (slope * moved).sum(1), torch.full_like(slope, torch.nan)  # of the slope it is not known
+
+    @staticmethod
     def backward(ctx: Any, by_value: Tensor | None, by_slope: Tensor | None) -> tuple[Tensor | None, ...]:
-        if by_slope is not None and not compiling():
+        if (by_slope is not None and not compiling()) or in_forward_mode():
             raise NotImplementedError(
-                "second derivatives of the retrieval losses are not implemented. Drop create_graph=True."
+                "second derivatives of the retrieval losses are not implemented. Drop create_graph=True, or take the "
+                "gradient outside forward mode."
             )
         if by_value is None:
             return None, None, *ctx.unused

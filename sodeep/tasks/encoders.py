@@ -164,7 +164,16 @@ def _characters(text: str) -> Iterable[str]:
 
 
 def as_input(items: NDArray[Any]) -> Tensor:
-    """Pictures (N, H, W[, 3]) as uint8 (N, C, H, W); features as float32."""
+    """Pictures (N, H, W[, 3]) as uint8 (N, C, H, W); features as float32.
+
+    Raises:
+        ValueError: pictures of another type, whose values may mean anything.
+    """
+    if items.ndim != 2 and items.dtype != np.uint8:
+        raise ValueError(
+            "Pictures must be uint8 (N, H, W) or (N, H, W, 3), and features (N, d), "
+            f"got an array of shape {items.shape} and type {items.dtype}. Scale pictures to 0 for black, 255 for white."
+        )
     x = torch.from_numpy(np.ascontiguousarray(items))
     if x.dtype != torch.uint8:
         return x.float()

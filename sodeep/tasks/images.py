@@ -14,8 +14,10 @@ Of an animation it is the first frame; a picture is turned as its EXIF orientati
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterable
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,9 @@ from sodeep.tasks.base import Array
 
 Source = str | PathLike[str] | tuple[str, bytes]
 """A file, or the name and the bytes of one."""
+
+_MANY_PIXELS = 25_000_000
+"""A file of a few bytes has no more: it takes memory by its pixels, not by its size."""
 
 _WHITES = (255, 1023, 4095, 16383, 65535)
 """The largest numbers of 8, 10, 12, 14 and 16 bits."""
@@ -54,7 +59,9 @@ def read_pictures(sources: Iterable[Source], size: int, *, grey: bool = False) -
     for place, source in enumerate(sources):
         name = source[0] if isinstance(source, tuple) else str(source)
         try:
-            pixels, kind, largest = _read(io.BytesIO(source[1]) if isinstance(source, tuple) else source, size, grey)
+            given: Any = io.BytesIO(source[1]) if isinstance(source, tuple) else source
+            length = len(source[1]) if isinstance(source, tuple) else Path(source).stat().st_size
+            pixels, kind, largest = _read(given, length, size, grey)
         except Exception as error:  # Pillow's decoders raise whatever they stumble on
             raise ValueError(f"{name} must be a picture, got a file that Pillow cannot read ({error}).") from None
         if not 0 <= largest < np.inf:
@@ -89,7 +96,7 @@ def _as_bytes(values: Array, grey: bool) -> Array:
     return rounded if grey else np.repeat(rounded[..., None], 3, axis=-1)
 
 
-def _read(source: Any, size: int, grey: bool) -> tuple[Array, str, float]:
+def _read(source: Any, length: int, size: int, grey: bool) -> tuple[Array, str, float]:
     """A small picture, the kind of its numbers, and the largest of them before it was made small.
 
     The picture is uint8 in its final shape, or float32 (size, size) of the kinds "whole" and "real". In place of a
@@ -99,6 +106,8 @@ def _read(source: Any, size: int, grey: bool) -> tuple[Array, str, float]:
 
     with Image.open(source) as picture:
         picture.draft("RGB", (2 * size, 2 * size))  # a large JPEG is decoded at a fraction of its size
+        if math.prod(picture.size) > max(_MANY_PIXELS, 100 * length):
+            raise ValueError(f"{picture.width} x {picture.height} pixels in {length} bytes")
         kind, largest = "bytes", 255.0
         if picture.mode.startswith("RGB") and any(";16" in str(tile[3]) for tile in picture.tile):
             kind = "high bytes"  # of each channel: Pillow drops the others

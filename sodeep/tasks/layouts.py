@@ -315,19 +315,21 @@ def read_karpathy(
     wanted = {"train", "restval"} if split == "train" and restval else {split}
     found = CaptionedImages([], [])
     try:
-        for image in json.loads(path.read_bytes())["images"]:
+        data = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        raise layout.wrong(f"{path.name} must be JSON: {keys}", "text that is not JSON") from None
+    try:
+        for image in data["images"]:
             if image["split"] not in wanted:
                 continue
             captions = [str(sentence["raw"]) for sentence in image["sentences"]][:captions_per_image]
             if len(captions) < captions_per_image:
                 raise ValueError(
                     f"`captions_per_image` must be at most the captions of each image, got {captions_per_image} for "
-                    f"{image['filename']}, which has {len(captions)}."
+                    f"{image['filename']}, which has {len(captions)} in '{path}'."
                 )
             found.paths.append(images / image.get("filepath", "") / image["filename"])
             found.captions.append(captions)
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
-        raise layout.wrong(f"{path.name} must be JSON: {keys}", "text that is not JSON") from None
     except (KeyError, TypeError, AttributeError) as error:
         raise layout.wrong(f"{path.name} must be {keys}", f"no {error}") from None
     if not found.paths:
@@ -748,7 +750,10 @@ class _Layout:
 
     def number(self, text: str) -> int:
         try:
-            return int(text)
+            number = int(text)
+            if abs(number) >= 2**63:
+                raise ValueError
+            return number
         except ValueError:
             raise self.wrong("a label must be a whole number", repr(text)) from None
 
