@@ -142,7 +142,10 @@ def test_interrupt_and_resume(run, tmp_path, monkeypatch):
             ["--sorter", "lstm", "--lengths", "5", "50"],
             "`lengths` must not be given for the lstm sorter, which is tied to one length of list, got (5, 50).",
         ),
-        (["--sorter", "lstm", "--lengths", "10", "1000"], "--lengths is not for one length of list, here 100."),
+        (
+            ["--sorter", "lstm", "--lengths", *map(str, sodeep.training.LENGTHS)],
+            "--lengths is not for one length of list, here 100.",
+        ),
         (["--seq-len", "20", "--lengths", "5", "50"], "`lengths` must not be given beside `seq_len`,"),
         (["--sorter", "cnn", "--seq-len", "20"], "`seq_len` must be at least 37 for the cnn sorter,"),
         (["--compile"], "Add --gradient-weight 0, or leave --compile out."),
@@ -264,6 +267,11 @@ def test_export_sorter(run, trained, tmp_path):
     )
 
 
+def test_help_says_the_default_lengths(run):
+    told = " ".join(run("train-sorter", "--help").output.split())
+    assert "[default: {} {}]".format(*sodeep.training.LENGTHS) in told
+
+
 def test_version(run):
     assert run("--version").output.strip() == f"sodeep, version {sodeep.__version__}"
 
@@ -309,5 +317,8 @@ def test_scores_file_that_is_no_array(run, tmp_path):
     (tmp_path / "empty.npy").write_bytes(b"")
     header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (100000000000, 1000), }".ljust(117) + b"\n"
     (tmp_path / "huge.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
-    for name in ("empty.npy", "huge.npy"):
-        fails(run("train-sorter", *TINY, "--scores-file", name), f"{name}: it is empty or damaged (")
+    for name, told in (
+        ("empty.npy", "it is no npy array, or a damaged one ("),
+        ("huge.npy", "it is truncated or damaged (0 bytes for an array of shape (100000000000, 1000) and type float32"),
+    ):
+        fails(run("train-sorter", *TINY, "--scores-file", name), f"{name}: {told}")
