@@ -291,8 +291,10 @@ class Sorter(nn.Module):
 
     def _warn_lengths(self, scores: Tensor, where: Tensor | None) -> None:
         """Once: lists shorter or longer than those it is known to work on. One item has the one rank there is."""
-        known = None if self.seq_len is not None or self._told_lengths else self.known_lengths
-        if known is None or not readable(scores) or (known[0] <= 2 and scores.shape[-1] <= known[1]):
+        if self.seq_len is not None or self._told_lengths or not readable(scores):
+            return
+        known = self.known_lengths
+        if known is None or (known[0] <= 2 and scores.shape[-1] <= known[1]):
             return
         counts = {scores.shape[-1]} if where is None else set(where.sum(-1).flatten().tolist())
         outside = sorted(count for count in counts if count > 1 and not known[0] <= count <= known[1])
