@@ -120,7 +120,7 @@ main.add_command(compare)
     type=int,
     nargs=2,
     metavar="LOW HIGH",
-    help="Shortest and longest list of a length-free sorter.  [default: 10 1000]",
+    help="Shortest and longest list of a length-free sorter.  [default: 2 1000]",
 )
 @click.option(
     "--sorter-config", multiple=True, callback=_settings, metavar="NAME=VALUE", help="Of the network; repeatable."

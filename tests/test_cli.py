@@ -142,7 +142,10 @@ def test_interrupt_and_resume(run, tmp_path, monkeypatch):
             ["--sorter", "lstm", "--lengths", "5", "50"],
             "`lengths` must not be given for the lstm sorter, which is tied to one length of list, got (5, 50).",
         ),
-        (["--sorter", "lstm", "--lengths", "10", "1000"], "--lengths is not for one length of list, here 100."),
+        (
+            ["--sorter", "lstm", "--lengths", *map(str, sodeep.training.LENGTHS)],
+            "--lengths is not for one length of list, here 100.",
+        ),
         (["--seq-len", "20", "--lengths", "5", "50"], "`lengths` must not be given beside `seq_len`,"),
         (["--sorter", "cnn", "--seq-len", "20"], "`seq_len` must be at least 37 for the cnn sorter,"),
         (["--compile"], "Add --gradient-weight 0, or leave --compile out."),
@@ -262,6 +265,11 @@ def test_export_sorter(run, trained, tmp_path):
     fails(
         run("export-sorter", trained, "s.pt2"), "`out` s.pt2 exists. Choose another name, or replace it: --overwrite."
     )
+
+
+def test_help_says_the_default_lengths(run):
+    told = " ".join(run("train-sorter", "--help").output.split())
+    assert "[default: {} {}]".format(*sodeep.training.LENGTHS) in told
 
 
 def test_version(run):
