@@ -164,7 +164,9 @@ def climb(
                 name=f"scores after {step} steps of climb",
                 remedy="Lower lr, or look at the gradient of rank_fn.",
             )
-            result[step] = float(spearman_corr(scores.detach(), goal).mean())
+            # with a mask, which says that lists of two items are meant
+            real = torch.ones_like(goal, dtype=torch.bool)
+            result[step] = float(spearman_corr(scores.detach(), goal, where=real).mean())
     return result
 
 
