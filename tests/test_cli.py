@@ -241,5 +241,8 @@ def test_scores_file_that_is_no_array(run, tmp_path):
     (tmp_path / "empty.npy").write_bytes(b"")
     header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (100000000000, 1000), }".ljust(117) + b"\n"
     (tmp_path / "huge.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
-    for name in ("empty.npy", "huge.npy"):
-        fails(run("train-sorter", *TINY, "--scores-file", name), f"{name}: it is empty or damaged (")
+    for name, found in (
+        ("empty.npy", "it is no npy array, or a damaged one ("),
+        ("huge.npy", "it is truncated or damaged ("),
+    ):
+        fails(run("train-sorter", *TINY, "--scores-file", name), f"{name}: {found}")
