@@ -959,8 +959,8 @@ def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 class _StopSignals:
     """Ctrl-C, SIGTERM and SIGHUP are noted instead of tearing a step; a second one does as usual.
 
-    Only the main thread may handle signals; elsewhere they are left alone. So are those that are ignored, as SIGHUP is
-    under nohup, and Ctrl-C in a script's background.
+    Only the main thread may handle signals; elsewhere they are left alone. So is a SIGHUP that is ignored, as under
+    nohup.
     """
 
     def __init__(self) -> None:
@@ -969,10 +969,11 @@ class _StopSignals:
 
     def __enter__(self) -> _StopSignals:
         if threading.current_thread() is threading.main_thread():
-            hangup = [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []  # not on Windows
-            for signum in (signal.SIGINT, signal.SIGTERM, *hangup):
-                if signal.getsignal(signum) == signal.SIG_IGN:
-                    continue
+            stops = [signal.SIGINT, signal.SIGTERM]
+            # Windows has no SIGHUP
+            if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+                stops.append(signal.SIGHUP)
+            for signum in stops:
                 self.before[signum] = signal.signal(signum, self._note)
         return self
 

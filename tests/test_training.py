@@ -353,25 +353,22 @@ sodeep.train_sorter(sodeep.TrainConfig(**{tiny(**changes).to_dict()!r}), out=sys
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has no SIGHUP")
-def test_a_closed_terminal_saves_too(tmp_path, monkeypatch):
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_closed_terminal_saves_too_unless_it_is_ignored(tmp_path, monkeypatch, ignored):
+    """As it is under nohup."""
     interrupt_after(monkeypatch, step=2, signum=signal.SIGHUP)
-    with pytest.raises(TrainingInterrupted, match="stopped by SIGHUP after step 2"):
-        train_sorter(tiny(), out=tmp_path / "s")
-    assert (tmp_path / "s.run").exists()
-    assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
-
-
-@pytest.mark.parametrize("name", ["SIGHUP", "SIGINT"])
-def test_ignored_signals_stay_ignored(monkeypatch, name):
-    """As under nohup, and in the background of a script."""
-    signum = getattr(signal, name, signal.SIGTERM)
-    interrupt_after(monkeypatch, step=2, signum=signum)
-    before = signal.signal(signum, signal.SIG_IGN)
+    handler = signal.SIG_IGN if ignored else signal.SIG_DFL
+    before = signal.signal(signal.SIGHUP, handler)
     try:
-        assert train_sorter(tiny()).steps == 6
-        assert signal.getsignal(signum) == signal.SIG_IGN
+        if ignored:
+            assert train_sorter(tiny(), out=tmp_path / "s").steps == 6
+        else:
+            with pytest.raises(TrainingInterrupted, match="stopped by SIGHUP after step 2"):
+                train_sorter(tiny(), out=tmp_path / "s")
+            assert (tmp_path / "s.run").exists()
+        assert signal.getsignal(signal.SIGHUP) == handler
     finally:
-        signal.signal(signum, before)
+        signal.signal(signal.SIGHUP, before)
 
 
 class Closed:
