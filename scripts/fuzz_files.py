@@ -275,7 +275,7 @@ def comparison(which):
 
 def read_comparison(path, folder):
     for part in report._parts(folder, None):
-        part.origin  # noqa: B018
+        report._origin(part.folder)
         list(part.details("x"))
 
 

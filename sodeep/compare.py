@@ -124,10 +124,12 @@ class Run:
             ValueError, KeyError, TypeError, AttributeError: `line` is none.
         """
         given = json.loads(line)
+        if not isinstance(given, dict):
+            raise ValueError(f"`line` must be a run, got {describe(line)}.")
         values = {known.name: given[known.name] for known in fields(cls) if known.name in given}
-        values["metrics"] = {name: float(value) for name, value in (given.get("metrics") or {}).items()}
+        values["metrics"] = {name: float(value) for name, value in given.get("metrics", {}).items()}
         values["curves"] = {
-            name: [(step, float(value)) for step, value in curve] for name, curve in (given.get("curves") or {}).items()
+            name: [(step, float(value)) for step, value in curve] for name, curve in given.get("curves", {}).items()
         }
         if (failure := given.get("failure")) is not None:
             numbers = {name: float(value) for name, value in failure.get("values", {}).items()}
@@ -136,7 +138,7 @@ class Run:
         wrong = [name for name, kind in _FIELDS.items() if not isinstance(getattr(run, name), kind)]
         known = run.task in TASKS and run.stage in ("tuning", "test") and run.status in ("ok", "failed")
         if wrong or not known or any(map(math.isinf, run.metrics.values())):
-            raise ValueError(f"`line` must be a run as to_json writes it, got {describe(line)}.")
+            raise ValueError(f"`line` must be a run, got {describe(line)}.")
         return run
 
 

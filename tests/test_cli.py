@@ -210,6 +210,7 @@ def test_resume_with_another_time_limit(run, tmp_path, monkeypatch):
     monkeypatch.setattr(training._Run, "advance", interrupted)
     assert run("train-sorter", *TINY, "--steps", 10**6).exit_code == 130
     monkeypatch.setattr(training._Run, "advance", advance)
+    monkeypatch.setattr(sodeep.evaluation, "seconds_for_key_figures", lambda *_: 5.0)
     result = run("train-sorter", "--resume", "--max-time", "0.001s", "--quiet")
     assert result.exit_code == 0, result.output
     assert "Trained 3 steps in " in result.output  # one after the resume

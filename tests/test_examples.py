@@ -92,7 +92,7 @@ def test_custom_rank_fn():
 def test_spearman_regression(tmp_path):
     pytest.importorskip("sklearn")
     path = tmp_path / "tiny.safetensors"
-    config = sodeep.TrainConfig(sorter="set", seq_len=32, steps=2, batch_size=8, device="cpu")
+    config = sodeep.TrainConfig(sorter="set", lengths=(10, 100), steps=2, batch_size=8, device="cpu")
     sodeep.train_sorter(config, out=path)
     text = run("spearman_regression", "--sorter", str(path), "--seeds", "1", "--epochs", "20")
     values = [float(value) for value in re.findall(r"(\d\.\d+) ±", text)]

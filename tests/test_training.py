@@ -591,7 +591,7 @@ FILTER = "sorter/stages.0.filter"
         ),
         (lambda tensors, header: header["history"][0].pop("loss"), UNFIT.format("'loss'")),
         (
-            lambda tensors, header: header["config"].update(sorter="lstm", seq_len=3_000_000, lengths=[10, 1000]),
+            lambda tensors, header: header["config"].update(sorter="lstm", seq_len=3_000_000, lengths=list(training.LENGTHS)),
             None,  # and in no time
         ),
     ],
