@@ -547,6 +547,8 @@ def test_wrong_files_say_what_they_are(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", BAD_CONTENT)
 def test_files_with_bad_content_say_what_is_wrong(case: str, tmp_path: Path) -> None:
     content, found = BAD_CONTENT[case]
+    if case == "complex weights" and torch.complex64 not in vars(safetensors.torch)["_SIZE"]:
+        pytest.skip("this version of safetensors cannot write them")
     path = tmp_path / "bad.safetensors"
     path.write_bytes(content(tmp_path))
     with pytest.raises(ValueError, match=whole(f"{path} is not a sorter file: {found}")):

@@ -46,6 +46,9 @@ def test_export_of_what_is_no_sorter(tmp_path):
         export_sorter(tmp_path / "f.pt2", build_sorter("set"), n=0)
 
 
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.4."), reason="torch 2.4 cannot load its own program of a module within a module"
+)
 def test_a_sorter_in_training_is_exported_as_it_will_be_used(tmp_path):
     sorter = build_sorter("cnn", 40)
     sorter(torch.randn(8, 40, generator=torch.Generator().manual_seed(0)))  # moves its batch statistics

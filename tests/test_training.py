@@ -591,7 +591,9 @@ FILTER = "sorter/stages.0.filter"
         ),
         (lambda tensors, header: header["history"][0].pop("loss"), UNFIT.format("'loss'")),
         (
-            lambda tensors, header: header["config"].update(sorter="lstm", seq_len=3_000_000, lengths=list(training.LENGTHS)),
+            lambda tensors, header: header["config"].update(
+                sorter="lstm", seq_len=3_000_000, lengths=list(training.LENGTHS)
+            ),
             None,  # and in no time
         ),
     ],

@@ -277,7 +277,7 @@ class _OnEmbeddings(nn.Module):
 
     def _value(self, scores: Tensor, relevant: Tensor, where: Tensor | None, options: Mapping[str, Any]) -> Any:
         """What the loss gives, without the pairs outside `where`."""
-        if not scores.numel():
+        if 0 in scores.shape:  # not by numel(), for which torch.compile of torch 2.4 makes a graph a length
             return self._nothing(scores, options)
         if where is None:
             return self.loss(scores, relevant, **options)
