@@ -91,7 +91,7 @@ class RefreshedSorter(nn.Module):
             )
         check_mixture(distributions)
         self.sorter = copy.deepcopy(sorter).freeze()
-        self.sorter.source, self.sorter.refreshed = None, True  # its weights are to be saved
+        self.sorter.source = None  # its weights are to be saved
         self.capacity = check_at_least(capacity, 1, "capacity")
         self.steps = check_at_least(steps, 1, "steps")
         self.batch_size = check_at_least(batch_size, 1, "batch_size")

@@ -30,7 +30,7 @@ import contextlib
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -54,10 +54,13 @@ from sodeep._comparing import start_comparing
 from sodeep._counting import start_counting
 from sodeep._frozen import FrozenWeights, unmark
 from sodeep._precision import full_precision, working_dtype
-from sodeep.ranks import fill_by_length
+from sodeep.ranks import exact_rank, fill_by_length
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+WORST_ERROR = 0.15
+"""Mean error, by the length of the list, from which on a network is no rank function: 0.25 is that of equal ranks."""
 
 MAX_COUNT = 1024
 """Most layers, stages, heads or frequencies of a sorter: a bound on what a damaged file can make us build."""
@@ -157,9 +160,9 @@ class Sorter(nn.Module):
     optimiser handed the whole criterion leaves it as it is. What follows for the code around it:
 
     * **Checkpoints.** While its weights are those of a file, a sorter adds nothing to the ``state_dict`` of a module
-      that holds it. Any other is saved (built, fine-tuned, refreshed). On loading, a frozen sorter takes its weights
-      where the checkpoint has them, and otherwise stays as it was built: a checkpoint written with another rank
-      function loads. A sorter's own ``state_dict()`` and ``load_state_dict`` are those of any module.
+      that holds it, and on loading it stays as it is where the checkpoint has no weights of its kind: one written
+      with another rank function loads. Any other (built, fine-tuned, refreshed) is saved and loaded like any module. A
+      sorter's own ``state_dict()`` and ``load_state_dict`` are those of any module.
     * **Initialisation.** ``.to()``, ``to_empty()``, ``apply(init)``, `post_init` and `from_pretrained` of transformers
       leave frozen weights as they are. Where something else has overwritten them, the next forward pass is a
       RuntimeError (not under torch.compile and torch.func).
@@ -188,8 +191,6 @@ class Sorter(nn.Module):
     only_values: bool = False
     """Leave `slope` out: see `values_only`."""
     source: str | None = None
-    refreshed: bool = False
-    """Whether its weights change while it is frozen: those of the copy in a `RefreshedSorter`."""
     _weights: FrozenWeights | None = None
     shortest: ClassVar[int] = 2
     """Fewest items of the lists that it can be trained for."""
@@ -365,8 +366,8 @@ class Sorter(nn.Module):
             again = "Build it again" if self.source is None else f"Load it again, load_sorter({self.source!r}),"
             raise RuntimeError(
                 f"The weights of this frozen {self.name} sorter are not what they were when it was frozen ('{changed}' "
-                "for one): something that initialises or materialises whole models has overwritten them. "
-                f"{again} after that step. To change weights on purpose, do it between unfreeze() and freeze()."
+                "for one): something has overwritten them, such as a framework that initialises or materialises whole "
+                f"models. {again} after that step. To change weights on purpose, do it between unfreeze() and freeze()."
             )
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
@@ -411,17 +412,41 @@ class Sorter(nn.Module):
         # what load_state_dict calls for every module before those in it
         if self._weights is not None:
             own = {prefix + name: tensor for name, tensor in self.state_dict().items()}
-            fitting = [key for key in own if key in state_dict and state_dict[key].shape == own[key].shape]
-            given = [key for key in state_dict if key.startswith(prefix)]
-            if prefix and not self.refreshed and not len(fitting) == len(own) == len(given):
+            given = {key: tensor for key, tensor in state_dict.items() if key.startswith(prefix)}
+            fit = {key for key in own if key in given and given[key].shape == own[key].shape}
+            apart = prefix and self.source is not None  # it has no part in the state dicts of the module around it
+            if apart and not (len(fit) == len(own) == len(given) and self._take_over(given, own, prefix)):
                 for key in given:
                     del state_dict[key]
                 state_dict.update(own)
             else:
-                for key in fitting:
+                for key in fit:
                     if not self._weights.expect(key.removeprefix(prefix), state_dict[key]):
                         self.source = None
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _take_over(self, given: Mapping[str, Tensor], own: Mapping[str, Tensor], prefix: str) -> bool:
+        """Whether weights from the checkpoint of a larger module are to take the place of those of the file.
+
+        Those of a fine-tuned sorter are. Not those that a framework had initialised before they were saved.
+        """
+        if all(torch.equal(tensor.to(own[key]), own[key]) for key, tensor in given.items()):
+            return True
+        weight = next(self.parameters())
+        scores = torch.randn(4, self.seq_len or 50, generator=torch.Generator().manual_seed(0)).to(weight)
+        tensors = {key.removeprefix(prefix): tensor.to(own[key]) for key, tensor in given.items()}
+        with torch.no_grad():
+            ranks = torch.func.functional_call(self, tensors, (scores,))
+        error = float((ranks - exact_rank(scores)).abs().mean()) / scores.shape[-1]
+        if error < WORST_ERROR:
+            return True
+        warnings.warn(
+            f"The checkpoint has weights for this frozen {self.name} sorter with which it does not rank (a mean error "
+            f"of {error:.2g} of the length of a list): a framework may have initialised them before they were saved. "
+            f"They are left out, and it stays as load_sorter({self.source!r}) gave it.",
+            stacklevel=2,
+        )
+        return False
 
     def extra_repr(self) -> str:
         """The options, for ``print(sorter)``."""
