@@ -256,6 +256,8 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> Path:
                 os.replace(temporary, target)
         if os.name != "posix":
             os.replace(temporary, target)
+    except OSError as error:  # a full disk does not say of which file
+        raise type(error)(error.errno, error.strerror, str(path)) from None
     finally:
         temporary.unlink(missing_ok=True)
     return path

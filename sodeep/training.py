@@ -311,7 +311,8 @@ def train_sorter(
             `resume` it must be that of the saved run, but for `max_time`, which is counted anew from here.
         out: the .safetensors file to write. While the run lasts, its state is beside it in ``<out>.run``.
         log_dir: where to write TensorBoard logs. What an earlier run logged there from the first step of this one on
-            is replaced; a resumed run goes on with its log, which ends up as if it had never stopped.
+            is replaced. A resumed run goes on with its log, in the folder that it had unless another is given; the log
+            ends up as if it had never stopped.
         resume: go on with the unfinished run of `out`. On a CPU the weights end up exactly as if it had never
             stopped, if it goes on on the same machine with the same number of threads.
         progress: say on stderr how far the run is and about how long it still takes: one line on a terminal, a line
@@ -348,8 +349,10 @@ def train_sorter(
         run = _Run(config)
         if saved is not None:
             _restore(run, path, *saved)
+        if log_dir is not None:
+            run.log_dir = str(user_path(log_dir).absolute())
         signals = stack.enter_context(_StopSignals())
-        log = stack.enter_context(_Log(run, log_dir, progress))
+        log = stack.enter_context(_Log(run, progress))
         done = bool(run.history) and run.progress() >= 1  # of a run resumed after its last step
         while not done:
             run.advance()
@@ -414,6 +417,7 @@ _STATE_FIELDS: dict[str, type | tuple[type, ...]] = {
     "seconds": (int, float),
     "best_objective": (int, float),
     "first": dict,
+    "log_dir": (str, type(None)),
     "history": list,
     "checksum": str,
     "sha256": str,
@@ -442,6 +446,7 @@ class _Run:
         self.best = {name: t.clone() for name, t in self.weights.items()}
         self.best_objective = math.inf
         self.history: list[dict[str, Any]] = []
+        self.log_dir: str | None = None
         self.step = 0
         self.earlier_seconds = 0.0
         self.start = time.perf_counter()
@@ -633,6 +638,7 @@ class _Run:
             "seconds": self.seconds,
             "best_objective": self.best_objective,
             "first": self.first,
+            "log_dir": self.log_dir,
             "history": self.history,
         }
         write_atomic(path, seal(self._tensors(self.optimizer.state), _STATE_KEY, header))
@@ -666,6 +672,7 @@ class _Run:
         self.step, self.best_objective = header["step"], header["best_objective"]
         self.earlier_seconds = header["seconds"]
         self.first, self.history = header["first"], list(header["history"])
+        self.log_dir = header["log_dir"]
         self.mark = (time.perf_counter(), self.step)
 
     def _tensors(self, moments: Mapping[Tensor, Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -707,6 +714,8 @@ class _Run:
     def _known_lengths(self) -> list[int]:
         """The lengths trained on; and up to ten times the longest, if the best weights are as good there."""
         low, high = self.config.lengths
+        if self.step < self.config.steps:  # the time is up
+            return [low, high]
         far = max(high, min(10 * high, LONGEST_MEASURED))
         generator = torch.Generator().manual_seed(VALIDATION_SEED)
         with self._weights(self.best):
@@ -1003,19 +1012,18 @@ def _matmul_precision(precision: str) -> Iterator[None]:
 class _Log:
     """The line of progress and the TensorBoard log of a run; either may be absent."""
 
-    def __init__(self, run: _Run, log_dir: str | os.PathLike[str] | None, progress: bool) -> None:
+    def __init__(self, run: _Run, progress: bool) -> None:
         self.run = run
         self.writer: Any = None
         self.progress = Progress(f"training {run.config.sorter}", start=run.progress()) if progress else None
-        if log_dir is not None:
+        if run.log_dir is not None:
             with needed("tensorboard", "`log_dir`"):
                 from torch.utils.tensorboard import SummaryWriter
 
-            log_dir = user_path(log_dir)
-            _await_next_second(log_dir)
+            _await_next_second(Path(run.log_dir))
             # a killed run may have logged what its state does not know of, or not have logged what it does know
             again = bool(run.history) and run.history[-1]["step"] == run.step
-            self.writer = SummaryWriter(str(log_dir), purge_step=run.step if again or not run.step else run.step + 1)
+            self.writer = SummaryWriter(run.log_dir, purge_step=run.step if again or not run.step else run.step + 1)
             if again:
                 self._write()
 

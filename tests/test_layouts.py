@@ -914,16 +914,41 @@ def test_table_errors(tmp_path):
     path.write_text("")
     assert message(read_table, path) == f"{columns}no rows in '{path}'."
     path.write_text("a,b\n1,2\n")
-    assert message(read_table, path) == f"{columns}the columns a, b in '{path}'."
+    which = " Which column holds the scores? Say so: target=NAME (--target NAME)."
+    assert message(read_table, path) == f"{columns}the columns a, b in '{path}'.{which}"
     path.write_text("score\n1\n")
     assert message(read_table, path) == f"{columns}the columns score in '{path}'."
     for cell, shown in (("many", "'many'"), ("nan", "'nan'"), ("", "''")):
         path.write_text(f"a,score\n1,2\n{cell},3\n")
         expected = f"`path` must have a number in every cell, got {shown} for a in row 3 of '{path}'."
-        assert message(read_table, path) == expected
+        assert message(lambda path: read_table(path, predictors=["a"]), path) == expected
+        assert message(read_table, path) == (
+            f"{expected} Name the columns of numbers: predictors=[NAME] (--predictor NAME), or that of texts: "
+            "text=NAME (--text NAME)."
+        )
     path.write_text("score,a\n1,2\n3\n")
     assert message(read_table, path) == (
         f"'{path}' must have a cell in each row for each of its 2 columns, got 1 in row 3."
+    )
+
+
+def test_a_column_of_a_table_has_one_role(tmp_path):
+    path = tmp_path / "my.csv"
+    path.write_text("score,a,words\n1,2,x\n2,3,y\n")
+    for options, expected in (
+        ({"target": "a", "predictors": ["a"]}, "`predictors` must be another column than `target`, got 'a' for both."),
+        ({"target": "a", "text": "a"}, "`text` must be another column than `target`, got 'a' for both."),
+        ({"text": "a", "predictors": ["a"]}, "`predictors` must be another column than `text`, got 'a' for both."),
+        ({"predictors": ["score"]}, "`predictors` must be other columns than that of the scores, got 'score'."),
+    ):
+        assert message(lambda path, options=options: read_table(path, **options), path) == expected
+
+
+def test_texts_without_words_in_common(tmp_path):
+    path = tmp_path / "my.csv"
+    path.write_text("\n".join(["score,text", *(f"{i / 40},{chr(0x4E00 + i)}" for i in range(40))]))
+    assert message(Memorability.load, path) == (
+        "The texts must have words in common for tf-idf, got none. Is another column that of the texts?"
     )
 
 

@@ -858,7 +858,7 @@ def test_the_log_of_a_resumed_run_is_whole(tmp_path, monkeypatch, whole_log, ste
     with pytest.raises(TrainingInterrupted):
         train_sorter(tiny(), out=tmp_path / "s", log_dir=tmp_path / "log")
     monkeypatch.undo()
-    train_sorter(out=tmp_path / "s", log_dir=tmp_path / "log", resume=True)
+    train_sorter(out=tmp_path / "s", resume=True)  # the state knows where the log is
     assert logged(tmp_path / "log") == whole_log
 
 

@@ -454,6 +454,8 @@ class EmbeddingMemory(nn.Module):
     draws with replacement: easy positives that say nothing. With `ids` (whole numbers or strings that name the items,
     such as their index in the data set) they are left out. A row that came without an id is taken for another item.
 
+    Under torch.compile a memory that fills up is another length at every step: compile the encoder, not this loss.
+
     Two ways to fill it: with the rows that are compared (cross-batch memory), or with keys alone, which a slowly moving
     copy of the encoder gives (MoCo): then the queries never enter. Both are `EmbeddingLoss`'s: see there.
 

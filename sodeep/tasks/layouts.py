@@ -656,6 +656,10 @@ def read_table(
         )
     given = {"target": [target], "text": [text], "predictors": predictors or []}
     named = {name: argument for argument, names in given.items() for name in names if name is not None}
+    for argument, names in given.items():
+        for name in names:
+            if name is not None and named[name] != argument:
+                raise ValueError(f"`{named[name]}` must be another column than `{argument}`, got {name!r} for both.")
     table = read_csv(path, {"score", "text", *named})
     for name, argument in named.items():
         if table.names and name not in table.names:
@@ -667,15 +671,25 @@ def read_table(
     split = _table_split(table) if "split" not in named else None
     taken = {score, text, "split" if split is not None else None}
     features = [name for name in table.names if name not in taken] if predictors is None else list(predictors)
+    if score in features:
+        raise ValueError(f"`predictors` must be other columns than that of the scores, got {score!r}.")
     if not table.rows or score not in table.names or not (features or text):
         near = alike("score", table.names) if score not in table.names else None
         hint = "" if near is None else f" Is it {near!r}? Say so: target={near!r} (--target {near})."
+        if near is None and table.rows and score not in table.names:
+            hint = " Which column holds the scores? Say so: target=NAME (--target NAME)."
         raise ValueError(
             f"`path` must be a csv table with a column {score} and a column text, columns of numbers or both, "
             f"got {table.found if table.rows else 'no rows'} in '{path}'.{hint}"
         )
     scores = np.array(table.numbers(score))
-    numbers = np.array([table.numbers(name) for name in features], dtype=np.float32).T if features else None
+    remedy = ""
+    if predictors is None:
+        remedy = (
+            " Name the columns of numbers: predictors=[NAME] (--predictor NAME), or that of texts: text=NAME "
+            "(--text NAME)."
+        )
+    numbers = np.array([table.numbers(name, remedy) for name in features], dtype=np.float32).T if features else None
     return ScoredTable(scores, numbers, features, None if text is None else table.texts(text), split)
 
 

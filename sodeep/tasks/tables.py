@@ -59,8 +59,8 @@ class Table:
         column = self._places[name]
         return [row[column] for row in self.rows]
 
-    def numbers(self, name: str) -> list[float]:
-        """The cells of a column, which must be finite numbers."""
+    def numbers(self, name: str, remedy: str = "") -> list[float]:
+        """The cells of a column, which must be finite numbers. `remedy` ends the message where one is not."""
         values = []
         for place, cell in zip(self.places, self.texts(name), strict=True):
             try:
@@ -69,7 +69,7 @@ class Table:
                 values.append(math.nan)
             if not math.isfinite(values[-1]):
                 comma = re.fullmatch(r"\s*[+-]?\d*,\d+\s*", cell)
-                hint = f" A decimal comma? Write a point: {cell.strip().replace(',', '.')}." if comma else ""
+                hint = f" A decimal comma? Write a point: {cell.strip().replace(',', '.')}." if comma else remedy
                 raise ValueError(
                     f"`path` must have a number in every cell, got {cell!r} for {name} in row {place} of "
                     f"'{self.path}'.{hint}"

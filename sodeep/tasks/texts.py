@@ -41,14 +41,23 @@ def tf_idf(texts: Sequence[str], train: Array, width: int = 128) -> Array:
     counts = []
     for analyzer, ngrams in (("word", (1, 2)), ("char_wb", (2, 5))):
         vectorizer = TfidfVectorizer(analyzer=analyzer, ngram_range=ngrams, min_df=2, sublinear_tf=True)
-        vectorizer.fit(rows[train])
+        try:
+            vectorizer.fit(rows[train])
+        except ValueError:  # no term occurs twice
+            raise _no_words() from None
         counts.append(vectorizer.transform(rows))
     reduced = []
     for table in counts:
+        if table.shape[1] < 2:
+            raise _no_words()
         svd = TruncatedSVD(min(width // 2, table.shape[1] - 1, len(train) - 1), random_state=0)
         svd.fit(table[train])
         reduced.append(svd.transform(table).astype(np.float32))
     return np.concatenate(reduced, axis=1)
+
+
+def _no_words() -> ValueError:
+    return ValueError("The texts must have words in common for tf-idf, got none. Is another column that of the texts?")
 
 
 def wordllama_vectors(texts: Sequence[str]) -> Array:
