@@ -68,10 +68,9 @@ def _of_one_kind(array: NDArray[Any], name: str) -> NDArray[Any]:
         elif isinstance(label, (numbers.Real, np.bool_)) and (label == label or not strings):
             found[place] = label
         else:  # None, or NaN among strings, as a table has them where a value is missing
-            raise TypeError(
-                f"`{name}` must be numbers or strings, got {at(place)}. "
-                "Drop such rows, or give them a label of their own."
-            )
+            absent = label is None or isinstance(label, numbers.Real)
+            remedy = "Drop such rows, or give them a label of their own." if absent else "Convert them, with str() say."
+            raise TypeError(f"`{name}` must be numbers or strings, got {at(place)}. {remedy}")
     if not found:
         return array
     if strings:

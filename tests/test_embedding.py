@@ -7,6 +7,7 @@ import copy
 import math
 import re
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -314,6 +315,11 @@ ERRORS = {
         (X, np.array([[1], [2], [None], [2]], dtype=object)),
         "`labels` must be numbers or strings, got None at index (2, 0). "
         "Drop such rows, or give them a label of their own.",
+    ),
+    "other objects": (
+        TypeError,
+        (X, ["a", "b", Path("c"), "b"]),
+        f"`labels` must be numbers or strings, got {Path('c')!r} at index 2. Convert them, with str() say.",
     ),
     "nan objects": (
         ValueError,
