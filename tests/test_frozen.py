@@ -96,7 +96,6 @@ def test_a_transformers_model_leaves_its_sorter_alone(name, tmp_path):
     again = WithLosses.from_pretrained(tmp_path / "own")
     ranks_are_those_of(name, again)
     assert again.metric_loss.memory.get()[1].tolist() == [1, 2, 3]
-    torch.testing.assert_close(again.head.weight, model.head.weight, rtol=0, atol=0)
 
 
 def walk_like_transformers(model: nn.Module, loaded: dict[str, Tensor] | None = None) -> None:
