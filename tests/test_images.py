@@ -6,7 +6,6 @@ import struct
 import zlib
 
 import numpy as np
-import PIL
 import pytest
 
 from sodeep.tasks.images import read_pictures
@@ -104,7 +103,7 @@ def test_one_white_for_a_data_set():
 )
 @pytest.mark.parametrize("grey", [False, True])
 def test_8_bits_or_fewer_are_as_they_are(mode, suffix, grey):
-    if mode == "YCbCr" and int(PIL.__version__.partition(".")[0]) < 13:
+    if mode == "YCbCr" and int(Image.__version__.partition(".")[0]) < 13:
         pytest.skip("Pillow before 13 cannot read what it writes of this mode")
     values = ramp(255, np.uint8, () if mode in ("L", "1") else (3,))
     given = Image.fromarray(values).convert(mode)

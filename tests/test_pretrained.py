@@ -73,6 +73,16 @@ def test_error_on_each_distribution_is_that_of_the_card(name, sorter, card):
 
 
 @every_file
+def test_its_config_can_be_trained_again(name, sorter):
+    config = sodeep.TrainConfig(**sorter.trained["config"])
+    assert (config.sorter, config.seq_len, config.steps) == (
+        sorter.name,
+        sorter.seq_len,
+        CARDS[name]["training"]["steps"],
+    )
+
+
+@every_file
 def test_climb_is_that_of_the_card(name, sorter, card):
     stated = card["climb"]["30"]
     assert sodeep.climb(sorter, n=CARDS[name]["n"], steps=(30,))[30] == pytest.approx(stated, abs=0.005)
