@@ -39,7 +39,7 @@ DISTRIBUTIONS = (
 def layouts() -> dict[str, dict[str, str]]:
     """For each task of ``sodeep compare`` that reads data: name of a layout -> what it expects.
 
-    The file is written by ``scripts/list_layouts``.
+    The file is written by ``scripts/list_layouts.py``.
     """
     text = (Path(__file__).parent / "layouts.json").read_text(encoding="utf-8")
     listed: dict[str, dict[str, str]] = json.loads(text)

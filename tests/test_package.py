@@ -155,7 +155,7 @@ def test_names_that_help_lists_are_those_of_the_code():
     modules = {task: sys.modules[kind.__module__] for task, kind in TASKS.items()}
     layouts = {task: getattr(module, "LAYOUTS", {}) for task, module in modules.items()}
     expected = {task: {name: layout.expects for name, layout in of.items()} for task, of in layouts.items() if of}
-    assert _names.layouts() == expected, "run scripts/list_layouts"
+    assert _names.layouts() == expected, "run scripts/list_layouts.py"
 
 
 def test_a_hang_ends_the_run_and_shows_the_test(tmp_path):

@@ -1,4 +1,4 @@
-"""scripts/make_results and scripts/count_contributing, at tiny sizes."""
+"""scripts/make_results.py and scripts/count_contributing_pairs.py, at tiny sizes."""
 
 import json
 import os
@@ -21,14 +21,14 @@ def script(request, monkeypatch):
         pytest.importorskip("matplotlib")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(SCRIPTS.parent), os.environ.get("PYTHONPATH")])))
     monkeypatch.setattr("sys.dont_write_bytecode", True)
-    loader = SourceFileLoader(request.param, str(SCRIPTS / request.param))
+    loader = SourceFileLoader(request.param, str(SCRIPTS / f"{request.param}.py"))
     module = module_from_spec(spec_from_loader(request.param, loader))
     loader.exec_module(module)
     return module
 
 
 make_results = pytest.mark.parametrize("script", ["make_results"], indirect=True)
-count_contributing = pytest.mark.parametrize("script", ["count_contributing"], indirect=True)
+count_contributing = pytest.mark.parametrize("script", ["count_contributing_pairs"], indirect=True)
 
 
 @make_results
@@ -77,7 +77,7 @@ def _by_rank(file):
 def test_every_result_is_a_command(script, tmp_path):
     listed = CliRunner().invoke(script.main, [], catch_exceptions=False).output
     assert listed.count("    sodeep compare ") == sum(map(len, script.RESULTS.values())) - 1
-    assert "../shared" not in (SCRIPTS / "make_results").read_text()
+    assert "../shared" not in (SCRIPTS / "make_results.py").read_text()
     asked = CliRunner().invoke(script.main, ["omniglot"], env={"SODEEP_DATA": ""})
     assert asked.exit_code == 2
     assert asked.stderr.endswith(

@@ -1,4 +1,4 @@
-"""scripts/draw_front: what it compares, how it interpolates, and what it writes."""
+"""scripts/draw_pareto_front.py: what it compares, how it interpolates, and what it writes."""
 
 import math
 import sys
@@ -20,13 +20,13 @@ KINDS = ("ordinary", "no single scale", "heavy-tailed", "clusters", "bimodal")
 
 @pytest.fixture(scope="module")
 def front():
-    loader = SourceFileLoader("draw_front", str(Path(__file__).parents[1] / "scripts" / "draw_front"))
-    module = module_from_spec(spec_from_loader("draw_front", loader))
-    sys.modules["draw_front"] = module  # dataclasses look their module up
+    loader = SourceFileLoader("draw_pareto_front", str(Path(__file__).parents[1] / "scripts" / "draw_pareto_front.py"))
+    module = module_from_spec(spec_from_loader("draw_pareto_front", loader))
+    sys.modules["draw_pareto_front"] = module  # dataclasses look their module up
     loader.exec_module(module)
     module.SPREADS, module.STRENGTHS, module.MOVES = module.SPREADS[:4], module.STRENGTHS[:4], module.MOVES[:2]
     yield module
-    del sys.modules["draw_front"]
+    del sys.modules["draw_pareto_front"]
 
 
 @pytest.fixture(scope="module")
@@ -182,4 +182,4 @@ def test_the_command(front, monkeypatch, measured, sizes, tied, tmp_path):
     assert done.exit_code == 0, done.output
     assert (tmp_path / "new" / "front.png").read_bytes().startswith(b"\x89PNG")
     made = (tmp_path / "new" / "FRONT.md").read_text().splitlines()[4]
-    assert made.startswith(f"Made by `scripts/draw_front {tied}` in ")
+    assert made.startswith(f"Made by `scripts/draw_pareto_front.py {tied}` in ")

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """How many pairs of a query move a loss, picture to caption (i2t) and back (t2i), as Bleeker & de Rijke 2022 count.
 
-    scripts/count_contributing                          # embeddings of known difficulty
-    scripts/count_contributing --data DIR/emoji         # and encoders trained on emoji with each loss
+    scripts/count_contributing_pairs.py                          # embeddings of known difficulty
+    scripts/count_contributing_pairs.py --data DIR/emoji         # and encoders trained on emoji with each loss
 
 Batches are theirs: 128 pictures with five captions each. Triplet and NT-Xent see the first caption of each picture,
 Smooth-AP all five. Two counts of a query: by their rule (COCOS), one a loss; and by `sodeep.contributing_pairs`, one
@@ -132,10 +132,11 @@ def lines(embeddings, name, batches):
 def main(data, epochs, out):
     """Print the table."""
     kinds = {f"noise {noise:g}": functools.partial(of_difficulty, noise) for noise in (0.5, 1.0, 2.0, 4.0)}
+    options = f" --data $SODEEP_DATA/{data.name} --epochs {epochs}" if data else ""
     table = [
         "# Contributing pairs per query",
         "",
-        f"    scripts/count_contributing{f' --data $SODEEP_DATA/{data.name} --epochs {epochs}' if data else ''}",
+        f"    scripts/count_contributing_pairs.py{options}",
         "",
         *(line for line in __doc__.split("\n\n")[2].splitlines()),
         "",

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Time and peak memory on a GPU: Smooth-AP, quantised AP, laplace_rank and sigmoid_rank, beside what people use.
 
-    scripts/bench_gpu                    # a few minutes; peers are left out where they are not installed
-    scripts/bench_gpu --device cpu --tiny   # try the script without a GPU
+    scripts/bench_gpu.py                    # a few minutes; peers are left out where they are not installed
+    scripts/bench_gpu.py --device cpu --tiny   # try the script without a GPU
 
 Forward and backward, median of ten after three to warm up; memory is the peak above what the inputs take. Markdown.
 """

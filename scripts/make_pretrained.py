@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Make the sorters that ship with the package: train, measure, and write pretrained/ with its README.
 
-    scripts/make_pretrained set lstm                        # what was shipped: one core, 1 and 13 minutes
-    scripts/make_pretrained cnn --threads 2                 # what was shipped: two cores, most of an hour
-    scripts/make_pretrained --device cuda --max-time 120    # every recipe below, two minutes each on one GPU
-    scripts/make_pretrained --cards                         # only measure again and rewrite pretrained/README.md
+    scripts/make_pretrained.py set lstm                        # what was shipped: one core, 1 and 13 minutes
+    scripts/make_pretrained.py cnn --threads 2                 # what was shipped: two cores, most of an hour
+    scripts/make_pretrained.py --device cuda --max-time 120    # every recipe below, two minutes each on one GPU
+    scripts/make_pretrained.py --cards                         # only measure again and rewrite pretrained/README.md
 
 Each is resumable: run the same command again after an interruption. The recipes of what ships stop by steps, so that
 the same machine makes the same file; that of gru, which does not ship, stops by the clock. --scale 0.01 tries the
@@ -46,7 +46,7 @@ def made(name, seconds, device):
     """What made a file, for its card."""
     threads = torch.get_num_threads()
     return {
-        "command": f"scripts/make_pretrained {name}" + (f" --threads {threads}" if threads > 1 else ""),
+        "command": f"scripts/make_pretrained.py {name}" + (f" --threads {threads}" if threads > 1 else ""),
         "seconds": round(seconds),
         "machine": machine(device),
         "threads": threads,
@@ -82,11 +82,12 @@ def readme(cards):
     lines = [
         "# Sorters that ship with sodeep",
         "",
-        '`sodeep.load_sorter("set")` loads them by name. Written by `scripts/make_pretrained`; every figure is one of',
-        "`sodeep evaluate-sorter NAME`, on lists drawn from seed 1234.",
+        '`sodeep.load_sorter("set")` loads them by name. Written by `scripts/make_pretrained.py`; every figure is one',
+        "of `sodeep evaluate-sorter NAME`, on lists drawn from seed 1234.",
         "",
-        "The commands make these files bit for bit only on the machines named, with as many threads and the same torch;",
-        "elsewhere rounding differs, and so do the weights, while the figures come out alike. Times are of those machines.",
+        "The commands make these files bit for bit only on the machines named, with as many threads and the same",
+        "torch; elsewhere rounding differs, and so do the weights, while the figures come out alike. Times are of",
+        "those machines.",
         "",
         "| file | sorter | length | weights | KiB | steps | seed | made by | in | on |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -97,10 +98,11 @@ def readme(cards):
         far = training.get("known_lengths", [low, high])[1]
         measured = f", as good to {far}" if far > high else ""
         length = f"{low}" if low == high else f"any (trained on {low} to {high}{measured})"
+        threads = f"{card['threads']} thread{'s' * (card['threads'] > 1)}"
         lines.append(
-            f"| {name} | {training['config']['sorter']} | {length} | {card['weights']:,} | {card['bytes'] / 1024:.0f} | "
-            f"{training['steps']:,} | {training['seed']} | `{card['command']}` | {card['seconds'] / 60:.0f} min | "
-            f"{card['machine']}, {card['threads']} thread{'s' * (card['threads'] > 1)}, torch {card['torch']}, {card['date']} |"
+            f"| {name} | {training['config']['sorter']} | {length} | {card['weights']:,} "
+            f"| {card['bytes'] / 1024:.0f} | {training['steps']:,} | {training['seed']} | `{card['command']}` "
+            f"| {card['seconds'] / 60:.0f} min | {card['machine']}, {threads}, torch {card['torch']}, {card['date']} |"
         )
     for name, card in cards.items():
         results = [evaluation.Evaluation.from_dict(r) for r in card["results"]]

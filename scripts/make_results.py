@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """The comparisons that docs/results.md quotes: run them, or go on, and put their figures into docs/results/.
 
-    scripts/make_results                                            # what there is, with its commands
-    scripts/make_results sentences omniglot --data-root DIR --jobs 2
-    SODEEP_DATA=DIR scripts/make_results batch-size                 # five comparisons, then one table of them
-    scripts/make_results toy --trial                                # tries the script: two seeds, one epoch
+    scripts/make_results.py                                            # what there is, with its commands
+    scripts/make_results.py sentences omniglot --data-root DIR --jobs 2
+    SODEEP_DATA=DIR scripts/make_results.py batch-size                 # five comparisons, then one table of them
+    scripts/make_results.py toy --trial                                # tries the script: two seeds, one epoch
 
 A comparison is one `sodeep compare` command and keeps its runs in runs/results/NAME, with its full report: the same
 command again goes on where it was stopped. NAME.md, NAME.json and two small pictures are copied. No real data are.
@@ -52,7 +52,8 @@ RESULTS = {
     "sentences": {"": f"memorability --data $SODEEP_DATA/sentence_memorability --seeds 10 {REGRESSION}"},
     "diabetes": {"": f"memorability --data runs/results/diabetes.csv --epochs 150 --seeds 10 {REGRESSION}"},
     "omniglot": {
-        "": f"retrieval --data $SODEEP_DATA/omniglot_small --epochs 25 --seeds 5 {RETRIEVAL} --loss peer:multi-similarity"
+        "": f"retrieval --data $SODEEP_DATA/omniglot_small --epochs 25 --seeds 5 {RETRIEVAL} "
+        "--loss peer:multi-similarity"
     },
     "clothing": {"": f"retrieval --data $SODEEP_DATA/clothing_small_64px --epochs 6 --seeds 3 {RETRIEVAL}"},
     "emoji": {"": "cross-modal --data $SODEEP_DATA/emoji --epochs 15 --seeds 5"},
@@ -76,7 +77,7 @@ RESULTS = {
         f"--loss triplet-hard+asp --train-share {share / 100:g}"
         for share in (40, 70, 100)
     },
-    "contributing": {"": "scripts/count_contributing --data $SODEEP_DATA/emoji"},
+    "contributing": {"": "scripts/count_contributing_pairs.py --data $SODEEP_DATA/emoji"},
 }
 """Name -> its comparisons: options of `sodeep compare`, one comparison or several that are set side by side."""
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Time and memory of the losses, forward and backward from embeddings, against what people use today.
 
-    scripts/bench_losses                                      # everything; a quarter of an hour
-    scripts/bench_losses --loss smooth-ap --size 256 --size 512
+    scripts/bench_losses.py                                      # everything; a quarter of an hour
+    scripts/bench_losses.py --loss smooth-ap --size 256 --size 512
 
 For each loss and batch size, every contestant runs in a fresh process of its own, on one pinned core with one thread,
 under an address-space limit. All of a cell's processes are alive together and take turns, round by round, so that what

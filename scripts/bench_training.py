@@ -5,8 +5,8 @@ Here: lists drawn and ranked on the device in whole batches, dense heads as one 
 2019: lists drawn one by one in numpy behind a DataLoader, the head as a convolution, plain Adam.
 Same networks, same loss (L1 on the values), same machine, interleaved. Prints Markdown.
 
-    scripts/bench_training                       # every sorter, n = 100, batches of 256
-    scripts/bench_training --sorter lstm --seconds 20
+    scripts/bench_training.py                       # every sorter, n = 100, batches of 256
+    scripts/bench_training.py --sorter lstm --seconds 20
 """
 
 import contextlib

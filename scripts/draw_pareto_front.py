@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Draw the front of rank functions, error against climb, one point per function and setting: front.png and FRONT.md.
 
-    scripts/draw_front                             # the sorters that ship; three minutes on one core
-    scripts/draw_front my.safetensors --out /tmp   # and one of your own
+    scripts/draw_pareto_front.py                             # the sorters that ship; three minutes on one core
+    scripts/draw_pareto_front.py my.safetensors --out /tmp   # and one of your own
 
 torchsort is left out where it is not installed.
 """
@@ -457,7 +457,7 @@ def main(files: Sequence[Path], out: Path) -> None:
     torch.set_num_threads(1)
     points = contenders(files)
     measure(points, SIZES, lambda message: click.echo(message, err=True))
-    command = shlex.join(["scripts/draw_front", *map(str, files)])
+    command = shlex.join(["scripts/draw_pareto_front.py", *map(str, files)])
     minutes = time.process_time() / 60
     made = (
         f"Made by `{command}` in {minutes:.1f} min of processor time on {machine()}, 1 thread, "
