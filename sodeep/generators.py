@@ -73,7 +73,7 @@ def _head_lengths(batch: int, n: int, generator: Generator) -> Tensor:
     return torch.randint(1, n + 1, (batch, 1), generator=generator, device=generator.device)
 
 
-# ---- the published three, and what is put together from them ---------------------------------------------------------
+# ---- the three of the paper, and lists put together from them --------------------------------------------------------
 
 
 def uniform(batch: int, n: int, generator: Generator) -> Tensor:
@@ -100,14 +100,14 @@ def even_sorted(batch: int, n: int, generator: Generator, low: float = -1.0) -> 
 
 def concat(batch: int, n: int, generator: Generator) -> Tensor:
     """Two different ones of uniform, normal and even, one after the other, split at random."""
-    parts = torch.stack([law(batch, n, generator) for law in (uniform, normal, even)], dim=1)  # (batch, 3, n)
+    parts = torch.stack([part(batch, n, generator) for part in (uniform, normal, even)], dim=1)  # (batch, 3, n)
     first, second, _ = _permutations(batch, 3, generator).unbind(-1)
     rows = torch.arange(batch, device=generator.device)
     in_head = _positions(n, generator) < _head_lengths(batch, n, generator)
     return torch.where(in_head, parts[rows, first], parts[rows, second])
 
 
-# ---- what the mixture of 2019 never showed its networks --------------------------------------------------------------
+# ---- lists that the mixture of 2019 does not have --------------------------------------------------------------------
 
 
 def ties(batch: int, n: int, generator: Generator) -> Tensor:
@@ -336,11 +336,14 @@ def draw(
     check_mixture(weights, user_scores is not None)
     check_at_least(batch, 1, "batch")
     check_at_least(n, 1, "n")
-    laws: dict[str, Distribution] = DISTRIBUTIONS if user_scores is None else {**DISTRIBUTIONS, USER: user_scores.draw}
-    shares = torch.tensor(list(weights.values()), dtype=torch.float32, device=generator.device)
-    chosen = torch.multinomial(shares, batch, replacement=True, generator=generator)
+    distributions: dict[str, Distribution] = {**DISTRIBUTIONS}
+    if user_scores is not None:
+        distributions[USER] = user_scores.draw
+    probabilities = torch.tensor(list(weights.values()), dtype=torch.float32, device=generator.device)
+    chosen = torch.multinomial(probabilities, batch, replacement=True, generator=generator)
     counts = chosen.bincount(minlength=len(weights)).tolist()  # the one wait for the device
-    drawn = torch.cat([laws[name](count, n, generator) for name, count in zip(weights, counts, strict=True) if count])
+    parts = zip(weights, counts, strict=True)
+    drawn = torch.cat([distributions[name](count, n, generator) for name, count in parts if count])
     scores = torch.empty_like(drawn)
     scores[chosen.argsort(stable=True)] = drawn
     return scores
