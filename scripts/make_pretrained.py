@@ -144,7 +144,7 @@ def main(names, device, out, scale, max_time, threads, cards):
             recipe = RECIPES[name]
             config = dataclasses.replace(
                 recipe,
-                steps=max(1, int(recipe.steps * scale)),
+                steps=max(1, int(recipe.resolve().steps * scale)),
                 device=device,
                 max_time=max_time or recipe.max_time,
                 validate_every=None,

@@ -191,11 +191,11 @@ def train_sorter(
     config: sodeep.TrainConfig | None
     if resume:  # what is not given is as it was
         saved = sodeep.training.saved_config(out)
-        config = replace(saved, **chosen)
+        config = replace(saved, **chosen).resolve()
         if config == saved and "max_time" not in chosen:  # a limit that is given counts from here
             config = None
     else:
-        config = sodeep.TrainConfig(**chosen)
+        config = sodeep.TrainConfig(**chosen).resolve()
         if "lengths" in chosen and config.seq_len is not None:  # the default ones, which a config cannot tell
             raise click.UsageError(f"--lengths is not for one length of list, here {config.seq_len}. Leave it out.")
     result = sodeep.train_sorter(config, out, log_dir=log_dir, resume=resume, progress=not quiet, overwrite=overwrite)
