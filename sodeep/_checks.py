@@ -228,9 +228,19 @@ def check_free(path: Path, overwrite: bool, name: str = "out") -> None:
         raise with_remedy(FileExistsError, fault, "overwrite=True.", "--overwrite.")
 
 
-def check_writable(path: Path, name: str = "out") -> None:
-    """A file can be written at `path`: found out before work whose result it is to hold. Makes nothing."""
+def check_writable(path: Path, name: str = "out", make_folder: bool = False) -> None:
+    """A file can be written at `path`: found out before work whose result it is to hold.
+
+    Makes nothing but, with `make_folder`, the folder.
+    """
     folder = path.parent
+    if make_folder:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise type(error)(
+                error.errno, f"`{name}` must be in a folder that can be written to: {error.strerror}", str(path)
+            ) from None
     if path.is_dir():
         raise IsADirectoryError(f"`{name}` must be a file, got the folder {path}. Add a name.")
     if not folder.is_dir():

@@ -17,25 +17,23 @@ A checkpoint of the 2019 training script is a pickle: `import_sodeep2019` reads 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import difflib
 import functools
-import glob
 import inspect
 import json
 import os
 import re
-import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import sodeep
 from sodeep._checks import describe, plain, user_path
+from sodeep._files import write_atomic
 from sodeep._pickle_stream import NotPlainError
 from sodeep._sealed import (
     MOST_HEADER,
@@ -228,69 +226,6 @@ def read_header(name_or_path: str | os.PathLike[str]) -> SorterCard:
         training=header["training"],
         library_version=header["library_version"],
     )
-
-
-def write_atomic(path: str | os.PathLike[str], data: bytes) -> Path:
-    """Write `data` to `path` so that at any moment the file there is the old one or the new one, whole.
-
-    It is written under a temporary name in the same folder, forced to the disk and renamed; its permissions are those
-    of any new file. If that fails, the temporary file is removed and `path` is as before. What killed writers of the
-    same file left is removed too.
-    """
-    path = user_path(path)
-    target = Path(os.path.realpath(path))  # through a symbolic link, not over it
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"`path` must be in a folder that exists, got {path}. Make it first: {target.parent}.")
-    if target.is_dir():
-        raise ValueError(f"`path` must be a file, got {path}, which is a folder. Add a name: {path}/my.safetensors.")
-    if target.exists() and not target.is_file():  # renaming over /dev/null, say, would be the end of it
-        raise ValueError(f"`path` must be a regular file, got {path}, a device or a pipe. Choose another name.")
-    sweep_temporaries(target)
-    temporary, file = _new_temporary(target)
-    try:
-        with file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-            if os.name == "posix":  # while it is locked; elsewhere an open file cannot be renamed
-                os.replace(temporary, target)
-        if os.name != "posix":
-            os.replace(temporary, target)
-    except OSError as error:  # a full disk does not say of which file
-        raise type(error)(error.errno, error.strerror, str(path)) from None
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
-
-
-def sweep_temporaries(path: str | os.PathLike[str]) -> None:
-    """Remove the temporary files that killed writers of `path` left. Those of live writers are locked, and stay."""
-    target = Path(os.path.realpath(path))
-    for leftover in target.parent.glob(f".{glob.escape(target.name)}.{'[0-9a-f]' * 8}.tmp"):
-        with contextlib.suppress(OSError), leftover.open("r+b") as file:
-            if _lock(file, wait=False):
-                leftover.unlink()
-
-
-def _new_temporary(target: Path) -> tuple[Path, BinaryIO]:
-    """A new file beside `target`, locked as long as it is open."""
-    while True:
-        path = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-        file = path.open("xb")
-        if not _lock(file, wait=True) or os.fstat(file.fileno()).st_nlink:
-            return path, file
-        file.close()  # swept away by another process before it was locked
-
-
-def _lock(file: BinaryIO, wait: bool) -> bool:
-    """Lock an open file until it is closed; False if another process has it, or where files cannot be locked."""
-    try:
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except (ModuleNotFoundError, OSError):  # Windows; a file system without locks
-        return False
-    return True
 
 
 def import_sodeep2019(path: str | os.PathLike[str]) -> Sorter:

@@ -12,12 +12,10 @@ import json
 import math
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -30,6 +28,7 @@ from sodeep._checks import (
     check_computes,
     check_free,
     check_positive,
+    check_writable,
     describe,
     is_number,
     plain,
@@ -37,10 +36,11 @@ from sodeep._checks import (
     with_remedy,
 )
 from sodeep._extras import is_missing, needed, remedy
-from sodeep._files import sole_writer
+from sodeep._files import sole_writer, sweep, write_atomic
 from sodeep._progress import Progress
 from sodeep._sealed import DamagedError, check_header, check_tensors, parse_header, seal
-from sodeep.checkpoint import listed, misfits, save_sorter, sweep_temporaries, write_atomic
+from sodeep._signals import stop_signals
+from sodeep.checkpoint import listed, misfits, save_sorter
 from sodeep.generators import DEFAULT, USER, check_mixture, draw, draw_length, read_scores_file
 from sodeep.ranks import exact_rank
 from sodeep.sorters import SORTERS, Sorter, build_sorter, check_options, double_backward
@@ -348,14 +348,14 @@ def train_sorter(
             _restore(run, path, *saved)
         if log_dir is not None:
             run.log_dir = str(user_path(log_dir).absolute())
-        signals = stack.enter_context(_StopSignals())
+        received = stack.enter_context(stop_signals(interrupt=False))
         log = stack.enter_context(_Log(run, progress))
         done = bool(run.history) and run.progress() >= 1  # of a run resumed after its last step
         while not done:
             run.advance()
             log.step()
             done = run.progress() >= 1
-            stopped = bool(signals.received) and not done
+            stopped = bool(received) and not done
             due = done or run.step % run.config.validate_every == 0
             if due or stopped:
                 run.check_sound()  # or else the last good state would be replaced by one past saving
@@ -367,7 +367,7 @@ def train_sorter(
             if due:
                 log.validation()  # after the state: it may fail, and a resumed run logs its last validation again
             if stopped:
-                raise TrainingInterrupted(signals.received, run.step, None if path is None else state_path(path))
+                raise TrainingInterrupted(received[0], run.step, None if path is None else state_path(path))
         result = run.result(path)
         if path is not None:
             save_sorter(path, result.sorter, training=result.sorter.trained)
@@ -839,11 +839,11 @@ def _claimed(
         yield None
         return
     _check_free(path, resume, overwrite)
-    _check_writable(path)
+    check_writable(path, make_folder=True)
     refusal = f"`out` {path} is being written by another run. Wait for it to end, or choose another name."
     with sole_writer(path.with_name(f".{path.name}.lock"), refusal):
-        sweep_temporaries(path)
-        sweep_temporaries(state_path(path))
+        sweep(path)
+        sweep(state_path(path))
         _check_free(path, resume, overwrite)  # another run may have ended meanwhile
         yield _read_state(state_path(path)) if resume else None
 
@@ -865,18 +865,6 @@ def _check_free(path: Path, resume: bool, overwrite: bool) -> None:
                 "Go on with it: resume=True; or start again: overwrite=True.",
                 "Go on with it: --resume; or start again: --overwrite.",
             )
-
-
-def _check_writable(path: Path) -> None:
-    probe = path.with_name(f".{path.name}.probe")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise type(error)(
-            error.errno, f"`out` must be in a folder that can be written to: {error.strerror}", str(path)
-        ) from None
 
 
 def _plain(values: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -951,40 +939,6 @@ def _same_config(given: TrainConfig | None, saved: Mapping[str, Any]) -> Resolve
 
 def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-
-
-class _StopSignals:
-    """Ctrl-C, SIGTERM and SIGHUP are noted instead of tearing a step; a second one does as usual.
-
-    Only the main thread may handle signals; elsewhere they are left alone. So is a SIGHUP that is ignored, as under
-    nohup.
-    """
-
-    def __init__(self) -> None:
-        self.received = 0
-        self.before: dict[int, Any] = {}
-
-    def __enter__(self) -> _StopSignals:
-        if threading.current_thread() is threading.main_thread():
-            stops = [signal.SIGINT, signal.SIGTERM]
-            # Windows has no SIGHUP
-            if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-                stops.append(signal.SIGHUP)
-            for signum in stops:
-                self.before[signum] = signal.signal(signum, self._note)
-        return self
-
-    def _note(self, signum: int, frame: FrameType | None) -> None:
-        self.received = signum
-        self._put_back()
-
-    def _put_back(self) -> None:
-        for signum, handler in self.before.items():
-            signal.signal(signum, handler)
-        self.before = {}
-
-    def __exit__(self, *exception: object) -> None:
-        self._put_back()
 
 
 @contextlib.contextmanager
