@@ -881,7 +881,7 @@ def _read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         header = parse_header(data, len(data), _STATE_KEY)
         check_header(data, header, _STATE_FIELDS)
-        tensors = check_tensors(data, header)
+        tensors = check_tensors(data, header["sha256"])
         config = _config_of(header)
         with torch.device("meta"):  # before memory is taken for it
             network = build_sorter(config.sorter, config.seq_len, **config.sorter_config)
