@@ -59,7 +59,15 @@ def _message(error: Exception) -> str:
     """The message of an error, in the words of the command line where it has them."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if error.filename is None else f"{error.strerror}: {error.filename}"
-    return str(getattr(error, "on_command_line", error))
+    from sodeep._checks import reworded
+
+    return reworded(error, _option)
+
+
+def _option(name: str, value: object) -> str:
+    """An argument as an option of the command line."""
+    option = "--" + name.replace("_", "-")
+    return option if value is None or value is True else f"{option} {value}"
 
 
 class _Seconds(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click

@@ -241,8 +241,9 @@ class ResolvedConfig(TrainConfig):
                 ValueError,
                 f"`compile` must be False while gradient_weight is not 0 ({self.gradient_weight}), got True: a "
                 "compiled network has no second derivative.",
-                "Set gradient_weight=0, or leave compile out.",
-                "Add --gradient-weight 0, or leave --compile out.",
+                "Set {gradient_weight}, or leave {compile} out.",
+                gradient_weight=0,
+                compile=None,
             )
 
 
@@ -862,8 +863,9 @@ def _check_free(path: Path, resume: bool, overwrite: bool) -> None:
             raise with_remedy(
                 FileExistsError,
                 f"`out` {path} has an unfinished run, {state}.",
-                "Go on with it: resume=True; or start again: overwrite=True.",
-                "Go on with it: --resume; or start again: --overwrite.",
+                "Go on with it: {resume}; or start again: {overwrite}.",
+                resume=True,
+                overwrite=True,
             )
 
 
@@ -894,9 +896,9 @@ def _read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise with_remedy(
             ValueError,
             f"{path} must be the state of an unfinished run, got another kind of file, a damaged one, or one of an "
-            f"older sodeep ({reason}). Start again:",
-            "overwrite=True.",
-            "--overwrite.",
+            f"older sodeep ({reason}).",
+            "Start again: {overwrite}.",
+            overwrite=True,
         ) from None
 
 
@@ -911,9 +913,9 @@ def _restore(run: _Run, path: Path | None, tensors: Mapping[str, Tensor], header
         raise with_remedy(
             ValueError,
             f"`resume` needs the state of the same run on the same kind of device (here {run.device.type}), "
-            f"got one for {path} that does not fit ({error}). Resume it where it ran, or start again:",
-            "overwrite=True.",
-            "--overwrite.",
+            f"got one for {path} that does not fit ({error}).",
+            "Resume it where it ran, or start again: {overwrite}.",
+            overwrite=True,
         ) from None
 
 
@@ -928,12 +930,7 @@ def _same_config(given: TrainConfig | None, saved: Mapping[str, Any]) -> Resolve
     if asked != config:
         names = [f.name for f in fields(config) if getattr(asked, f.name) != getattr(config, f.name)]
         told = ", ".join(f"{n} was {getattr(config, n)!r} and is {getattr(asked, n)!r}" for n in names)
-        raise with_remedy(
-            ValueError,
-            f"`config` must be that of the run to resume: {told}.",
-            "Leave config out to take the saved one.",
-            "Leave that option out to take the saved one.",
-        )
+        raise ValueError(f"`config` must be that of the run to resume: {told}. Leave it out to take the saved one.")
     return replace(config, max_time=limit)
 
 

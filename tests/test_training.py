@@ -496,7 +496,7 @@ def test_unfinished_run_is_not_overwritten(tmp_path, monkeypatch):
         train_sorter(tiny(), out=out)
     with raises(
         ValueError,
-        "`config` must be that of the run to resume: lr was 0.002 and is 0.5. Leave config out to take the saved one.",
+        "`config` must be that of the run to resume: lr was 0.002 and is 0.5. Leave it out to take the saved one.",
     ):
         train_sorter(dataclasses.replace(tiny(lr=0.002), lr=0.5), out=out, resume=True)
 
