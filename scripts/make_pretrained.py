@@ -60,13 +60,7 @@ def measure(name, path):
     sorter = sodeep.load_sorter(path)
     n = sorter.seq_len or 100
     lengths = evaluation.LENGTHS if sorter.seq_len is None else (n,)
-    contenders = {name: sorter, **evaluation.handcrafted()}
-    results = [
-        evaluation.evaluate(
-            fn, label, lengths=[k for k in lengths if k <= 1000 or not label.startswith("sigmoid")], n=n
-        )
-        for label, fn in contenders.items()
-    ]
+    results = evaluation.evaluate_all({name: sorter, **evaluation.handcrafted()}, lengths=lengths, n=n)
     return {
         "weights": sum(p.numel() for p in sorter.parameters()),
         "bytes": path.stat().st_size,

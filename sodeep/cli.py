@@ -9,7 +9,7 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -287,24 +287,11 @@ def evaluate_sorter(
             )
         lengths = (rank_fn.seq_len,)
     n = rank_fn.seq_len or 100
-    contenders: dict[str, Callable[..., Any]] = {
-        Path(sorter).stem: rank_fn,
-        **({} if no_baselines else evaluation.handcrafted()),
-    }
-    results = []
+    functions: dict[str, Any] = {Path(sorter).stem: rank_fn, **({} if no_baselines else evaluation.handcrafted())}
     progress = Progress("measuring")
-    cost = {name: evaluation.latency(function, batch=16, n=n, rounds=1) for name, function in contenders.items()}
-    spent = 0.0
-    for name, function in contenders.items():
-
-        def show(share: float, before: float = spent, own: float = cost[name]) -> None:
-            progress.update((before + share * own) / sum(cost.values()))
-
-        chosen = [k for k in lengths or evaluation.LENGTHS if k <= 1000 or not name.startswith("sigmoid")]
-        results.append(
-            evaluation.evaluate(function, name, lengths=chosen, n=n, lists=lists, seed=seed, on_progress=show)
-        )
-        spent += cost[name]
+    results = evaluation.evaluate_all(
+        functions, lengths=lengths or evaluation.LENGTHS, n=n, lists=lists, seed=seed, on_progress=progress.update
+    )
     progress.close()
     if json_path is not None:
         text = json.dumps({"n": n, "lists": lists, "seed": seed, "results": [r.to_dict() for r in results]}, indent=2)
