@@ -287,26 +287,8 @@ def import_sodeep2019(path: str | os.PathLike[str]) -> Sorter:
     path = user_path(path)
     if not path.is_file():
         raise FileNotFoundError(f"`path` must be a 2019 checkpoint, got {path}, not a file.")
-    try:
-        checkpoint = read_torch_file(path)
-    except NotPlainError as error:
-        with path.open("rb") as file:
-            known = recognise(file.read(512))
-        raise ValueError(
-            f"{path} is not a 2019 checkpoint: {known or error}. It should be a torch.save file of a dict "
-            "with the weights, plain values and the argparse.Namespace of the command line, nothing else. "
-            "If it was copied, copy it again."
-        ) from None
-    if not isinstance(checkpoint, dict) or not {"args_dict", "state_dict"} <= checkpoint.keys():
-        keys = f" with {sorted(map(str, checkpoint))[:8]}" if isinstance(checkpoint, dict) else ""
-        raise ValueError(
-            f"{path} is not a 2019 checkpoint: it should be a dict with 'args_dict' and 'state_dict', "
-            f"found {type(checkpoint).__name__}{keys}. "
-            "Use the file that the training script wrote, not the bare weights."
-        )
+    checkpoint = _read_2019(path)
     args, weights = checkpoint["args_dict"], checkpoint["state_dict"]
-    if not isinstance(args, dict) or not isinstance(weights, dict):
-        raise ValueError(f"{path} is not a 2019 checkpoint: its 'args_dict' or 'state_dict' is of another type.")
     model = args.get("model_type")
     if not isinstance(model, str) or model not in _MODELS_2019:
         raise ValueError(
@@ -327,6 +309,30 @@ def import_sodeep2019(path: str | os.PathLike[str]) -> Sorter:
         if isinstance(checkpoint.get(key), (int, float)):
             sorter.trained[ours] = checkpoint[key]
     return sorter.freeze()
+
+
+def _read_2019(path: Path) -> dict[str, Any]:
+    """What a checkpoint of 2019 holds: 'args_dict' and 'state_dict', dicts both, and more."""
+    try:
+        checkpoint = read_torch_file(path)
+    except NotPlainError as error:
+        with path.open("rb") as file:
+            known = recognise(file.read(512))
+        raise ValueError(
+            f"{path} is not a 2019 checkpoint: {known or error}. It should be a torch.save file of a dict "
+            "with the weights, plain values and the argparse.Namespace of the command line, nothing else. "
+            "If it was copied, copy it again."
+        ) from None
+    if not isinstance(checkpoint, dict) or not {"args_dict", "state_dict"} <= checkpoint.keys():
+        keys = f" with {sorted(map(str, checkpoint))[:8]}" if isinstance(checkpoint, dict) else ""
+        raise ValueError(
+            f"{path} is not a 2019 checkpoint: it should be a dict with 'args_dict' and 'state_dict', "
+            f"found {type(checkpoint).__name__}{keys}. "
+            "Use the file that the training script wrote, not the bare weights."
+        )
+    if not all(isinstance(checkpoint[key], dict) for key in ("args_dict", "state_dict")):
+        raise ValueError(f"{path} is not a 2019 checkpoint: its 'args_dict' or 'state_dict' is of another type.")
+    return checkpoint
 
 
 # 2019 name: our name, and (by our name) the weight whose last axis is the length of list, if it is tied to one

@@ -21,7 +21,8 @@ name            network                                        length    paramet
 ``set``         Fourier summaries of the list, read per item   any       see `SetSorter`       --
 ==============  =============================================  ========  ====================  ============
 
-A network of one's own is a subclass of `Sorter` with one method, `Sorter.network`.
+A network of one's own is a subclass of `Sorter` with one method, `Sorter.network`. If it is tied to one length of list
+it says so in `Sorter.any_length`, and if it is best trained in another way than most in `Sorter.recipe`.
 """
 
 from __future__ import annotations
@@ -212,7 +213,7 @@ class Sorter(nn.Module):
 
     @classmethod
     def any_length(cls, config: Mapping[str, Any]) -> bool:
-        """Whether it takes lists of any length, if built with these options; such a sorter is trained on many."""
+        """Whether it takes lists of any length, if built with these options and no `seq_len`: it is trained on many."""
         return True
 
     @classmethod

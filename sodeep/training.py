@@ -351,24 +351,7 @@ def train_sorter(
             run.log_dir = str(user_path(log_dir).absolute())
         received = stack.enter_context(stop_signals(interrupt=False))
         log = stack.enter_context(_Log(run, progress))
-        done = bool(run.history) and run.progress() >= 1  # of a run resumed after its last step
-        while not done:
-            run.advance()
-            log.step()
-            done = run.progress() >= 1
-            stopped = bool(received) and not done
-            due = done or run.step % run.config.validate_every == 0
-            if due or stopped:
-                run.check_sound()  # or else the last good state would be replaced by one past saving
-            if due:
-                run.validate()
-                done = run.progress() >= 1  # a validation takes its time too
-            if path is not None and (due or stopped):
-                run.save_state(state_path(path))
-            if due:
-                log.validation()  # after the state: it may fail, and a resumed run logs its last validation again
-            if stopped:
-                raise TrainingInterrupted(received[0], run.step, None if path is None else state_path(path))
+        _go_on(run, log, None if path is None else state_path(path), received)
         result = run.result(path)
         if path is not None:
             save_sorter(path, result.sorter, training=result.sorter.trained)
@@ -376,6 +359,28 @@ def train_sorter(
         if path is not None:
             state_path(path).unlink(missing_ok=True)
         return result
+
+
+def _go_on(run: _Run, log: _Log, state: Path | None, received: Sequence[int]) -> None:
+    """Steps and validations to the end of the run, or until a signal is `received`; the file `state` keeps the run."""
+    done = bool(run.history) and run.progress() >= 1  # of a run resumed after its last step
+    while not done:
+        run.advance()
+        log.step()
+        done = run.progress() >= 1
+        stopped = bool(received) and not done
+        due = done or run.step % run.config.validate_every == 0
+        if due or stopped:
+            run.check_sound()  # or else the last good state would be replaced by one past saving
+        if due:
+            run.validate()
+            done = run.progress() >= 1  # a validation takes its time too
+        if state is not None and (due or stopped):
+            run.save_state(state)
+        if due:
+            log.validation()  # after the state: it may fail, and a resumed run logs its last validation again
+        if stopped:
+            raise TrainingInterrupted(received[0], run.step, state)
 
 
 def state_path(out: Path) -> Path:
