@@ -72,7 +72,7 @@ STATE = {"sorter": "gru-sum", "steps": 2, "validate_every": 1, "batch_size": 1, 
 
 
 def state_file(folder):
-    run = training._Run(sodeep.TrainConfig(**STATE, distributions={"normal": 1.0}))
+    run = training._Run(sodeep.TrainConfig(**STATE, distributions={"normal": 1.0}).resolve())
     run.advance()
     run.validate()
     path = training.state_path(folder / "s.safetensors")

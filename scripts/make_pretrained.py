@@ -60,13 +60,7 @@ def measure(name, path):
     sorter = sodeep.load_sorter(path)
     n = sorter.seq_len or 100
     lengths = evaluation.LENGTHS if sorter.seq_len is None else (n,)
-    contenders = {name: sorter, **evaluation.handcrafted()}
-    results = [
-        evaluation.evaluate(
-            fn, label, lengths=[k for k in lengths if k <= 1000 or not label.startswith("sigmoid")], n=n
-        )
-        for label, fn in contenders.items()
-    ]
+    results = evaluation.evaluate_all({name: sorter, **evaluation.handcrafted()}, lengths=lengths, n=n)
     return {
         "weights": sum(p.numel() for p in sorter.parameters()),
         "bytes": path.stat().st_size,
@@ -144,7 +138,7 @@ def main(names, device, out, scale, max_time, threads, cards):
             recipe = RECIPES[name]
             config = dataclasses.replace(
                 recipe,
-                steps=max(1, int(recipe.steps * scale)),
+                steps=max(1, int(recipe.resolve().steps * scale)),
                 device=device,
                 max_time=max_time or recipe.max_time,
                 validate_every=None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import numbers
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -209,11 +209,30 @@ def check_choice(value: str, choices: Iterable[str], name: str) -> str:
 _Error = TypeVar("_Error", bound=Exception)
 
 
-def with_remedy(kind: type[_Error], fault: str, python: str, command_line: str) -> _Error:
-    """An error whose remedy is another in Python than in the options of the command line, which prints its own."""
-    error = kind(f"{fault} {python}")
-    error.on_command_line = f"{fault} {command_line}"  # type: ignore[attr-defined]
+def with_remedy(kind: type[_Error], fault: str, remedy: str, **arguments: object) -> _Error:
+    """An error whose `remedy` has a ``{name}`` for each of the `arguments` to give (None: to leave out).
+
+    Its message words them for Python, ``overwrite=True``; `reworded` for whoever gives them in another way.
+    """
+    error = kind(f"{fault} {_filled_in(remedy, arguments, _in_python)}")
+    error.remedy = fault, remedy, arguments  # type: ignore[attr-defined]
     return error
+
+
+def reworded(error: Exception, word: Callable[[str, object], str]) -> str:
+    """The message of an error, with the arguments of its remedy as `word` makes them of name and value."""
+    if not hasattr(error, "remedy"):
+        return str(error)
+    fault, remedy, arguments = error.remedy
+    return f"{fault} {_filled_in(remedy, arguments, word)}"
+
+
+def _filled_in(remedy: str, arguments: Mapping[str, object], word: Callable[[str, object], str]) -> str:
+    return remedy.format(**{name: word(name, value) for name, value in arguments.items()})
+
+
+def _in_python(name: str, value: object) -> str:
+    return name if value is None else f"{name}={value!r}"
 
 
 def user_path(path: str | os.PathLike[str]) -> Path:
@@ -224,13 +243,23 @@ def user_path(path: str | os.PathLike[str]) -> Path:
 def check_free(path: Path, overwrite: bool, name: str = "out") -> None:
     """No file is at `path`, or it may be replaced."""
     if path.exists() and not overwrite:
-        fault = f"`{name}` {path} exists. Choose another name, or replace it:"
-        raise with_remedy(FileExistsError, fault, "overwrite=True.", "--overwrite.")
+        fault = f"`{name}` {path} exists."
+        raise with_remedy(FileExistsError, fault, "Choose another name, or replace it: {overwrite}.", overwrite=True)
 
 
-def check_writable(path: Path, name: str = "out") -> None:
-    """A file can be written at `path`: found out before work whose result it is to hold. Makes nothing."""
+def check_writable(path: Path, name: str = "out", make_folder: bool = False) -> None:
+    """A file can be written at `path`: found out before work whose result it is to hold.
+
+    Makes nothing but, with `make_folder`, the folder.
+    """
     folder = path.parent
+    if make_folder:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise type(error)(
+                error.errno, f"`{name}` must be in a folder that can be written to: {error.strerror}", str(path)
+            ) from None
     if path.is_dir():
         raise IsADirectoryError(f"`{name}` must be a file, got the folder {path}. Add a name.")
     if not folder.is_dir():

@@ -100,9 +100,9 @@ def check_header(data: bytes, header: Mapping[str, Any], fields: Mapping[str, ty
             raise DamagedError(f"its header has no valid '{field}'")
 
 
-def check_tensors(data: bytes, header: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a file, after a look at their checksum."""
-    if tensors_checksum(data) != header["sha256"]:
+def check_tensors(data: bytes, sha256: str) -> dict[str, Tensor]:
+    """The tensors of a file whose header says `sha256` of them."""
+    if tensors_checksum(data) != sha256:
         raise DamagedError("its tensors are damaged (the checksum differs)")
     try:
         return safetensors.torch.load(data)

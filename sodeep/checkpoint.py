@@ -1,15 +1,6 @@
 """Sorter files: one ``.safetensors`` file holds the weights and, as text, everything needed to rebuild the sorter.
 
-The file's metadata has one entry, ``sodeep``, a JSON object:
-
-* ``format_version``: 1; a reader refuses a higher one.
-* ``sorter``, ``config``: ``build_sorter(sorter, **config)`` is the network.
-* ``n_parameters``: how many weights it has.
-* ``training``: what the training run says of itself (seed, steps, lengths, score range, errors, ...).
-* ``library_version``: the version of sodeep that wrote it.
-* ``sha256``: of the tensors' bytes, all that follows the file's header.
-* ``checksum``: SHA-256 of the file's header, itself read as zeros: names, shapes and dtypes of the tensors, and all of
-  the above. Files of before it existed lack it, and are read without.
+The file's metadata has one entry, ``sodeep``, a JSON object: a `Header`, and the checksums of `sodeep._sealed`.
 
 Nothing is ever unpickled, and the size of what a file makes us allocate is bounded by the size of the file.
 A checkpoint of the 2019 training script is a pickle: `import_sodeep2019` reads it without running code from it.
@@ -17,25 +8,23 @@ A checkpoint of the 2019 training script is a pickle: `import_sodeep2019` reads 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import difflib
 import functools
-import glob
 import inspect
 import json
 import os
 import re
-import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
 import sodeep
 from sodeep._checks import describe, plain, user_path
+from sodeep._files import write_atomic
 from sodeep._pickle_stream import NotPlainError
 from sodeep._sealed import (
     MOST_HEADER,
@@ -55,15 +44,61 @@ METADATA_KEY = "sodeep"
 STORED_DTYPES = (torch.float16, torch.float32, torch.float64)
 
 _MOST_FAULTS = 8  # that a message lists
-_HEADER_FIELDS = {
-    "format_version": int,
-    "sorter": str,
-    "config": dict,
-    "n_parameters": int,
-    "training": dict,
-    "library_version": str,
-    "sha256": str,
-}
+
+
+@dataclasses.dataclass(frozen=True)
+class Header:
+    """What a sorter file says of its sorter.
+
+    Attributes:
+        sorter, config: ``build_sorter(sorter, **config)`` is the network.
+        n_parameters: how many weights it has.
+        training: what the training run says of itself (seed, steps, lengths, score range, errors, ...).
+        library_version: the version of sodeep that wrote it.
+        format_version: a reader refuses a higher one than its own.
+        sha256: of the tensors' bytes; `seal` writes it.
+    """
+
+    sorter: str
+    config: dict[str, Any]
+    n_parameters: int
+    training: dict[str, Any]
+    library_version: str = sodeep.__version__
+    format_version: int = FORMAT_VERSION
+    sha256: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name."""
+        return dict(vars(self))
+
+    @classmethod
+    def parse(cls, path: Path, data: bytes, size: int) -> Header:
+        """That of the file at `path`, of `size` bytes, from its first bytes `data`.
+
+        Raises:
+            ValueError: there is none in the file, or a damaged one, or one of a newer version.
+        """
+        try:
+            values = parse_header(data, size, METADATA_KEY)
+            version = values.get("format_version")
+            if isinstance(version, int) and version > FORMAT_VERSION:
+                newer = f"its format version is {version}, and this sodeep ({sodeep.__version__}) reads up to"
+                raise _not_a_sorter(path, f"{newer} {FORMAT_VERSION}", "Update sodeep.")
+            kinds = {name: get_origin(kind) or kind for name, kind in get_type_hints(cls).items()}
+            check_header(data, values, kinds)
+            for field in ("lengths", "known_lengths", "scores"):
+                if not _is_range(values["training"].get(field, [0, 0])):
+                    raise DamagedError(f"its header has no valid 'training' (its '{field}' is not two numbers)")
+        except DamagedError as error:
+            if error.pickled:
+                remedy = "If the 2019 training script wrote it: sodeep import-sorter, or import_sodeep2019(path)."
+                raise _not_a_sorter(path, str(error), remedy) from None
+            raise _not_a_sorter(path, str(error)) from None
+        return cls(**{name: values[name] for name in kinds})
+
+
+def _is_range(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(type(end) in (int, float) for end in value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,10 +173,28 @@ def save_sorter(
         )
     if dtype is not None and dtype not in STORED_DTYPES:
         raise ValueError(f"`dtype` must be torch.float16, torch.float32, torch.float64 or None, got {dtype}.")
-    tensors = {}
+    tensors = _stored(sorter, dtype)
+    header = Header(
+        sorter=sorter.name,
+        config=sorter.config,
+        n_parameters=sum(weight.numel() for weight in sorter.parameters()),
+        training=dict(sorter.trained if training is None else training),
+    )
+    try:
+        json.dumps(header.to_json(), allow_nan=False, default=plain)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"`training` must hold plain JSON values (text, finite numbers, lists, dicts), got {describe(training)}: "
+            f"{error}."
+        ) from None
+    return write_atomic(path, seal(tensors, METADATA_KEY, header.to_json()))
+
+
+def _stored(sorter: Sorter, dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """The weights of a sorter, in `dtype`, and its buffers: batch statistics and frequencies do not bear rounding."""
     weights = dict(sorter.named_parameters())
+    tensors = {}
     for key, tensor in sorter.state_dict().items():
-        # batch statistics and frequencies are few and do not bear rounding
         stored = tensor.detach().to("cpu", dtype if key in weights else None).clone().contiguous()
         bad = int((~torch.isfinite(stored)).sum())
         if bad:
@@ -151,22 +204,7 @@ def save_sorter(
                 "The training diverged (lower the learning rate), or the weights do not fit the dtype."
             )
         tensors[key] = stored
-    header = {
-        "format_version": FORMAT_VERSION,
-        "sorter": sorter.name,
-        "config": sorter.config,
-        "n_parameters": sum(weight.numel() for weight in weights.values()),
-        "training": dict(sorter.trained if training is None else training),
-        "library_version": sodeep.__version__,
-    }
-    try:
-        json.dumps(header, allow_nan=False, default=plain)
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"`training` must hold plain JSON values (text, finite numbers, lists, dicts), got {describe(training)}: "
-            f"{error}."
-        ) from None
-    return write_atomic(path, seal(tensors, METADATA_KEY, header))
+    return tensors
 
 
 def load_sorter(name_or_path: str | os.PathLike[str]) -> Sorter:
@@ -186,8 +224,8 @@ def load_sorter(name_or_path: str | os.PathLike[str]) -> Sorter:
     path = _find(name_or_path)
     with torch.inference_mode(False):  # a tensor made in it could never be part of a graph
         header, tensors = _read(path, *_stamp(path))
-        sorter = _restore(path, header, tensors)
-    sorter.trained = json.loads(json.dumps(header["training"]))
+        sorter = _restore(path, header.sorter, header.config, tensors)
+    sorter.trained = json.loads(json.dumps(header.training))
     sorter.source = os.fspath(name_or_path)
     return sorter.freeze()
 
@@ -216,81 +254,18 @@ def read_header(name_or_path: str | os.PathLike[str]) -> SorterCard:
     with path.open("rb") as file:
         start = file.read(8)
         data = start + file.read(header_end(start) - 8 if header_end(start) <= MOST_HEADER else 512)
-    header = _parse_header(path, data, size)
+    header = Header.parse(path, data, size)
     return SorterCard(
         name=path.stem,
         path=path,
-        sorter=header["sorter"],
-        config=header["config"],
-        seq_len=header["config"].get("seq_len"),
-        n_parameters=header["n_parameters"],
+        sorter=header.sorter,
+        config=header.config,
+        seq_len=header.config.get("seq_len"),
+        n_parameters=header.n_parameters,
         bytes=size,
-        training=header["training"],
-        library_version=header["library_version"],
+        training=header.training,
+        library_version=header.library_version,
     )
-
-
-def write_atomic(path: str | os.PathLike[str], data: bytes) -> Path:
-    """Write `data` to `path` so that at any moment the file there is the old one or the new one, whole.
-
-    It is written under a temporary name in the same folder, forced to the disk and renamed; its permissions are those
-    of any new file. If that fails, the temporary file is removed and `path` is as before. What killed writers of the
-    same file left is removed too.
-    """
-    path = user_path(path)
-    target = Path(os.path.realpath(path))  # through a symbolic link, not over it
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"`path` must be in a folder that exists, got {path}. Make it first: {target.parent}.")
-    if target.is_dir():
-        raise ValueError(f"`path` must be a file, got {path}, which is a folder. Add a name: {path}/my.safetensors.")
-    if target.exists() and not target.is_file():  # renaming over /dev/null, say, would be the end of it
-        raise ValueError(f"`path` must be a regular file, got {path}, a device or a pipe. Choose another name.")
-    sweep_temporaries(target)
-    temporary, file = _new_temporary(target)
-    try:
-        with file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-            if os.name == "posix":  # while it is locked; elsewhere an open file cannot be renamed
-                os.replace(temporary, target)
-        if os.name != "posix":
-            os.replace(temporary, target)
-    except OSError as error:  # a full disk does not say of which file
-        raise type(error)(error.errno, error.strerror, str(path)) from None
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
-
-
-def sweep_temporaries(path: str | os.PathLike[str]) -> None:
-    """Remove the temporary files that killed writers of `path` left. Those of live writers are locked, and stay."""
-    target = Path(os.path.realpath(path))
-    for leftover in target.parent.glob(f".{glob.escape(target.name)}.{'[0-9a-f]' * 8}.tmp"):
-        with contextlib.suppress(OSError), leftover.open("r+b") as file:
-            if _lock(file, wait=False):
-                leftover.unlink()
-
-
-def _new_temporary(target: Path) -> tuple[Path, BinaryIO]:
-    """A new file beside `target`, locked as long as it is open."""
-    while True:
-        path = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-        file = path.open("xb")
-        if not _lock(file, wait=True) or os.fstat(file.fileno()).st_nlink:
-            return path, file
-        file.close()  # swept away by another process before it was locked
-
-
-def _lock(file: BinaryIO, wait: bool) -> bool:
-    """Lock an open file until it is closed; False if another process has it, or where files cannot be locked."""
-    try:
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except (ModuleNotFoundError, OSError):  # Windows; a file system without locks
-        return False
-    return True
 
 
 def import_sodeep2019(path: str | os.PathLike[str]) -> Sorter:
@@ -312,6 +287,32 @@ def import_sodeep2019(path: str | os.PathLike[str]) -> Sorter:
     path = user_path(path)
     if not path.is_file():
         raise FileNotFoundError(f"`path` must be a 2019 checkpoint, got {path}, not a file.")
+    checkpoint = _read_2019(path)
+    args, weights = checkpoint["args_dict"], checkpoint["state_dict"]
+    model = args.get("model_type")
+    if not isinstance(model, str) or model not in _MODELS_2019:
+        raise ValueError(
+            f"{path} must hold one of the models {', '.join(_MODELS_2019)}, got {describe(model)}. "
+            "The 2019 'exa' has no weights: use sigmoid_rank."
+        )
+    name, tied = _MODELS_2019[model]
+    tensors = {_rename_2019(str(key)): tensor for key, tensor in weights.items() if isinstance(tensor, Tensor)}
+    seq_len = int(tensors[tied].shape[-1]) if tied in tensors and tensors[tied].ndim else args.get("seq_len")
+    config: dict[str, Any] = {"seq_len": seq_len, "normalize": False}
+    if "start" in inspect.signature(SORTERS[name]).parameters:
+        config["start"] = "random"
+    sorter = _restore(path, name, config, tensors)
+    sorter.trained = {"source": "sodeep 2019", "scores": _RANGE_2019}
+    if seq_len:
+        sorter.trained["lengths"] = [seq_len, seq_len]
+    for key, ours in (("epoch", "epoch"), ("best_rec", "validation_error")):
+        if isinstance(checkpoint.get(key), (int, float)):
+            sorter.trained[ours] = checkpoint[key]
+    return sorter.freeze()
+
+
+def _read_2019(path: Path) -> dict[str, Any]:
+    """What a checkpoint of 2019 holds: 'args_dict' and 'state_dict', dicts both, and more."""
     try:
         checkpoint = read_torch_file(path)
     except NotPlainError as error:
@@ -329,29 +330,9 @@ def import_sodeep2019(path: str | os.PathLike[str]) -> Sorter:
             f"found {type(checkpoint).__name__}{keys}. "
             "Use the file that the training script wrote, not the bare weights."
         )
-    args, weights = checkpoint["args_dict"], checkpoint["state_dict"]
-    if not isinstance(args, dict) or not isinstance(weights, dict):
+    if not all(isinstance(checkpoint[key], dict) for key in ("args_dict", "state_dict")):
         raise ValueError(f"{path} is not a 2019 checkpoint: its 'args_dict' or 'state_dict' is of another type.")
-    model = args.get("model_type")
-    if not isinstance(model, str) or model not in _MODELS_2019:
-        raise ValueError(
-            f"{path} must hold one of the models {', '.join(_MODELS_2019)}, got {describe(model)}. "
-            "The 2019 'exa' has no weights: use sigmoid_rank."
-        )
-    name, tied = _MODELS_2019[model]
-    tensors = {_rename_2019(str(key)): tensor for key, tensor in weights.items() if isinstance(tensor, Tensor)}
-    seq_len = int(tensors[tied].shape[-1]) if tied in tensors and tensors[tied].ndim else args.get("seq_len")
-    config: dict[str, Any] = {"seq_len": seq_len, "normalize": False}
-    if "start" in inspect.signature(SORTERS[name]).parameters:
-        config["start"] = "random"
-    sorter = _restore(path, {"sorter": name, "config": config}, tensors)
-    sorter.trained = {"source": "sodeep 2019", "scores": _RANGE_2019}
-    if seq_len:
-        sorter.trained["lengths"] = [seq_len, seq_len]
-    for key, ours in (("epoch", "epoch"), ("best_rec", "validation_error")):
-        if isinstance(checkpoint.get(key), (int, float)):
-            sorter.trained[ours] = checkpoint[key]
-    return sorter.freeze()
+    return checkpoint
 
 
 # 2019 name: our name, and (by our name) the weight whose last axis is the length of list, if it is tied to one
@@ -416,12 +397,12 @@ def _stamp(path: Path) -> tuple[int, int, int]:
 
 
 @functools.lru_cache(maxsize=8)
-def _read(path: Path, *stamp: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _read(path: Path, *stamp: int) -> tuple[Header, dict[str, Tensor]]:
     """Header and tensors of a file, kept while its `_stamp` is the same. Read whole, so that both are of one file."""
     data = path.read_bytes()
-    header = _parse_header(path, data, len(data))
+    header = Header.parse(path, data, len(data))
     try:
-        return header, check_tensors(data, header)
+        return header, check_tensors(data, header.sha256)
     except DamagedError as error:
         raise _not_a_sorter(path, str(error)) from None
 
@@ -430,53 +411,26 @@ def _not_a_sorter(path: Path, found: str, remedy: str = "Get the file again, or 
     return ValueError(f"{path} is not a sorter file: {found}. {remedy}")
 
 
-def _parse_header(path: Path, data: bytes, size: int) -> dict[str, Any]:
-    """Our JSON object from the first bytes of a file of `size` bytes, checked."""
-    try:
-        header = parse_header(data, size, METADATA_KEY)
-        version = header.get("format_version")
-        if isinstance(version, int) and version > FORMAT_VERSION:
-            raise _not_a_sorter(
-                path,
-                f"its format version is {version}, and this sodeep ({sodeep.__version__}) reads up to {FORMAT_VERSION}",
-                "Update sodeep.",
-            )
-        check_header(data, header, _HEADER_FIELDS)
-    except DamagedError as error:
-        if error.pickled:
-            remedy = "If the 2019 training script wrote it: sodeep import-sorter, or import_sodeep2019(path)."
-            raise _not_a_sorter(path, str(error), remedy) from None
-        raise _not_a_sorter(path, str(error)) from None
-    for field in ("lengths", "known_lengths", "scores"):
-        if not _is_range(header["training"].get(field, [0, 0])):
-            raise _not_a_sorter(path, f"its header has no valid 'training' (its '{field}' is not two numbers)")
-    return header
-
-
-def _is_range(value: object) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(type(end) in (int, float) for end in value)
-
-
-def _restore(path: Path, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Sorter:
-    """The sorter of `header` with the weights `tensors`, all of them and no others."""
-    if header["sorter"] not in SORTERS:
+def _restore(path: Path, name: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Sorter:
+    """The sorter that the file at `path` names, with the weights `tensors`, all of them and no others."""
+    if name not in SORTERS:
         raise _not_a_sorter(
             path,
-            f"its network {describe(header['sorter'])} is not one of {', '.join(SORTERS)}",
+            f"its network {describe(name)} is not one of {', '.join(SORTERS)}",
             "Update sodeep, or add the class that wrote it to SORTERS.",
         )
     try:
         # On the meta device nothing is allocated and no random number drawn: a wrong config costs nothing.
         with torch.device("meta"):
-            sorter = build_sorter(header["sorter"], **header["config"])
+            sorter = build_sorter(name, **config)
     except (ValueError, TypeError, RuntimeError, OverflowError, MemoryError) as error:
         reason = str(error).removesuffix(".")
-        raise _not_a_sorter(path, f"its config does not build a {header['sorter']} sorter: {reason}") from None
+        raise _not_a_sorter(path, f"its config does not build a {name} sorter: {reason}") from None
     own = sorter.state_dict()
     faults = misfits(own, tensors)
     faults = faults or [f"{key} {fault}" for key in own if (fault := _tensor_fault(tensors[key], own[key]))]
     if faults:
-        raise _not_a_sorter(path, f"its tensors are not those of this {header['sorter']} sorter: {listed(faults)}")
+        raise _not_a_sorter(path, f"its tensors are not those of this {name} sorter: {listed(faults)}")
     wide = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors.values()) else torch.float32
     own = {key: tensor.to(wide if tensor.is_floating_point() else None, copy=True) for key, tensor in tensors.items()}
     sorter.load_state_dict(own, assign=True)

@@ -9,7 +9,7 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,15 @@ def _message(error: Exception) -> str:
     """The message of an error, in the words of the command line where it has them."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if error.filename is None else f"{error.strerror}: {error.filename}"
-    return str(getattr(error, "on_command_line", error))
+    from sodeep._checks import reworded
+
+    return reworded(error, _option)
+
+
+def _option(name: str, value: object) -> str:
+    """An argument as an option of the command line."""
+    option = "--" + name.replace("_", "-")
+    return option if value is None or value is True else f"{option} {value}"
 
 
 class _Seconds(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
@@ -191,11 +199,11 @@ def train_sorter(
     config: sodeep.TrainConfig | None
     if resume:  # what is not given is as it was
         saved = sodeep.training.saved_config(out)
-        config = replace(saved, **chosen)
+        config = replace(saved, **chosen).resolve()
         if config == saved and "max_time" not in chosen:  # a limit that is given counts from here
             config = None
     else:
-        config = sodeep.TrainConfig(**chosen)
+        config = sodeep.TrainConfig(**chosen).resolve()
         if "lengths" in chosen and config.seq_len is not None:  # the default ones, which a config cannot tell
             raise click.UsageError(f"--lengths is not for one length of list, here {config.seq_len}. Leave it out.")
     result = sodeep.train_sorter(config, out, log_dir=log_dir, resume=resume, progress=not quiet, overwrite=overwrite)
@@ -279,24 +287,11 @@ def evaluate_sorter(
             )
         lengths = (rank_fn.seq_len,)
     n = rank_fn.seq_len or 100
-    contenders: dict[str, Callable[..., Any]] = {
-        Path(sorter).stem: rank_fn,
-        **({} if no_baselines else evaluation.handcrafted()),
-    }
-    results = []
+    functions: dict[str, Any] = {Path(sorter).stem: rank_fn, **({} if no_baselines else evaluation.handcrafted())}
     progress = Progress("measuring")
-    cost = {name: evaluation.latency(function, batch=16, n=n, rounds=1) for name, function in contenders.items()}
-    spent = 0.0
-    for name, function in contenders.items():
-
-        def show(share: float, before: float = spent, own: float = cost[name]) -> None:
-            progress.update((before + share * own) / sum(cost.values()))
-
-        chosen = [k for k in lengths or evaluation.LENGTHS if k <= 1000 or not name.startswith("sigmoid")]
-        results.append(
-            evaluation.evaluate(function, name, lengths=chosen, n=n, lists=lists, seed=seed, on_progress=show)
-        )
-        spent += cost[name]
+    results = evaluation.evaluate_all(
+        functions, lengths=lengths or evaluation.LENGTHS, n=n, lists=lists, seed=seed, on_progress=progress.update
+    )
     progress.close()
     if json_path is not None:
         text = json.dumps({"n": n, "lists": lists, "seed": seed, "results": [r.to_dict() for r in results]}, indent=2)

@@ -47,7 +47,6 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field, fields, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -60,8 +59,8 @@ from torch.utils._pytree import tree_leaves
 
 import sodeep
 from sodeep._checks import check_at_least, check_choice, check_computes, describe, user_path
-from sodeep._files import sole_writer, sweep
-from sodeep.checkpoint import write_atomic
+from sodeep._files import sole_writer, sweep, write_atomic
+from sodeep._signals import stop_signals
 from sodeep.tasks import TASKS, Task
 from sodeep.tasks.base import BATCH_SIZE
 from sodeep.tasks.contenders import FORMS, Contender, contender, default_losses
@@ -449,31 +448,6 @@ class ComparisonStopped(RuntimeError):  # noqa: N818  # as KeyboardInterrupt, it
         self.signum = signum
 
 
-@contextlib.contextmanager
-def _interruptible() -> Iterator[list[int]]:
-    """Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt inside, and are noted: in a destructor it would be lost.
-
-    Only the main thread may handle signals; elsewhere they are left alone, as are those that are ignored (nohup).
-    """
-    received: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
-
-    def stop(signum: int, frame: FrameType | None) -> None:
-        received.append(signum)
-        raise KeyboardInterrupt
-
-    known = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    heeded = [signum for signum in known if signal.getsignal(signum) != signal.SIG_IGN]
-    before = {signum: signal.signal(signum, stop) for signum in heeded}
-    try:
-        yield received
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-
-
 def compare(
     task: str,
     losses: Sequence[str] | None = None,
@@ -798,7 +772,7 @@ class _Comparison:
         """Do what is missing."""
         received: list[int] = []
         try:
-            with _interruptible() as received:
+            with stop_signals(interrupt=True) as received:
                 if on_start is not None:
                     on_start(self._plan(jobs))
                 with contextlib.closing(self._finished(jobs)) as finished:

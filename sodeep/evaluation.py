@@ -382,6 +382,48 @@ def evaluate(
     return result
 
 
+LONGEST_QUADRATIC = 1000
+"""The longest list on which `evaluate_all` measures the ranks whose time and memory grow with its square."""
+
+
+def evaluate_all(
+    rank_fns: Mapping[str, RankFn],
+    *,
+    lengths: Sequence[int] = LENGTHS,
+    n: int = 100,
+    lists: int = 256,
+    seed: int = 1234,
+    on_progress: Callable[[float], None] | None = None,
+) -> list[Evaluation]:
+    """`evaluate` for rank functions by name, such as those of `handcrafted`, on the same lists.
+
+    Args:
+        rank_fns: name -> scores (..., n) -> ranks (..., n), 1 = highest.
+        lengths: as of `evaluate`.
+        n: likewise.
+        lists: likewise.
+        seed: likewise.
+        on_progress: called now and then with the share of all the work that is done.
+
+    Example:
+        >>> functions = {"laplace": laplace_rank, "sharp": relative(laplace_rank, 0.05)}
+        >>> [result.name for result in evaluate_all(functions, lengths=[10], n=10, lists=4)]
+        ['laplace', 'sharp']
+    """
+    cost = {name: latency(rank_fn, batch=16, n=n, rounds=1) for name, rank_fn in rank_fns.items()}
+    results: list[Evaluation] = []
+    for name, rank_fn in rank_fns.items():
+        before = sum(cost[result.name] for result in results)
+
+        def passed(share: float, before: float = before, own: float = cost[name]) -> None:
+            if on_progress is not None:
+                on_progress((before + share * own) / sum(cost.values()))
+
+        measured = [k for k in lengths if k <= LONGEST_QUADRATIC or not name.startswith("sigmoid")]
+        results.append(evaluate(rank_fn, name, lengths=measured, n=n, lists=lists, seed=seed, on_progress=passed))
+    return results
+
+
 PUBLISHED_2019 = 0.0102
 """Error of the handcrafted sorter released with SoDeep (2019), on its mixture at n = 100."""
 

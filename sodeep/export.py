@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from sodeep._checks import check_at_least, check_writable, user_path
-from sodeep.checkpoint import write_atomic
+from sodeep._files import write_atomic
 from sodeep.sorters import Sorter
 
 

@@ -20,7 +20,7 @@ from sodeep._precision import working_dtype
 from sodeep.generators import DEFAULT, check_mixture, draw
 from sodeep.ranks import exact_rank
 from sodeep.sorters import Sorter
-from sodeep.training import recipe, sorter_loss
+from sodeep.training import sorter_loss
 
 
 class RefreshResult(NamedTuple):
@@ -95,10 +95,10 @@ class RefreshedSorter(nn.Module):
         self.capacity = check_at_least(capacity, 1, "capacity")
         self.steps = check_at_least(steps, 1, "steps")
         self.batch_size = check_at_least(batch_size, 1, "batch_size")
-        usual = recipe(sorter.name, sorter.config)
-        self.lr = check_positive(min(3e-4, usual["lr"] / 5) if lr is None else lr, "lr")
+        usual = sorter.recipe(sorter.config)
+        self.lr = check_positive(min(3e-4, usual.lr / 5) if lr is None else lr, "lr")
         if gradient_weight is None:
-            gradient_weight = usual["gradient_weight"]
+            gradient_weight = usual.gradient_weight
         self.gradient_weight = check_number(gradient_weight, "gradient_weight", low=0)
         self.distributions = dict(distributions)
         self.seed = check_at_least(seed, 0, "seed")

@@ -32,7 +32,8 @@ import sodeep
 from sodeep._arrays import read_npz
 from sodeep._checks import user_path
 from sodeep._extras import is_missing, needed, remedy
-from sodeep.checkpoint import list_sorters, write_atomic
+from sodeep._files import write_atomic
+from sodeep.checkpoint import list_sorters
 from sodeep.compare import Cell, Run, Summary, read_runs, summarise
 from sodeep.tasks.contenders import LOSSES, RANK_LOSSES, RANKS, contender, terms_of
 from sodeep.weights import pair_weights

@@ -21,7 +21,8 @@ name            network                                        length    paramet
 ``set``         Fourier summaries of the list, read per item   any       see `SetSorter`       --
 ==============  =============================================  ========  ====================  ============
 
-A network of one's own is a subclass of `Sorter` with one method, `Sorter.network`.
+A network of one's own is a subclass of `Sorter` with one method, `Sorter.network`. If it is tied to one length of list
+it says so in `Sorter.any_length`, and if it is best trained in another way than most in `Sorter.recipe`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -129,22 +131,14 @@ def plain_kernels() -> Iterator[None]:
         flags.enabled = enabled
 
 
-@contextlib.contextmanager
-def values_only(sorter: Sorter) -> Iterator[None]:
-    """A context in which the values of a sorter are fitted: a network that only makes its gradient takes no part.
+@dataclass(frozen=True)
+class Recipe:
+    """How a sorter is trained unless `TrainConfig` says otherwise; the defaults suit networks that start at random."""
 
-    Example:
-        >>> sorter = build_sorter("set")
-        >>> with values_only(sorter):
-        ...     sorter(torch.tensor([0.3, -1.2, 0.8])).sum().backward()
-        >>> any(weight.grad is not None for weight in sorter.slope.parameters())
-        False
-    """
-    sorter.only_values = True
-    try:
-        yield
-    finally:
-        sorter.only_values = False
+    steps: int = 20000
+    batch_size: int = 256
+    lr: float = 1e-3
+    gradient_weight: float = 0.01
 
 
 class Sorter(nn.Module):
@@ -186,10 +180,7 @@ class Sorter(nn.Module):
     reads_masks: ClassVar[bool] = False
     """Whether `network` handles `where` by itself. Otherwise lists are run without their masked items."""
     separate_gradient: bool = False
-    """Whether the gradient is that of another network, `slope`, than the one that makes the values."""
-    slope: nn.Module
-    only_values: bool = False
-    """Leave `slope` out: see `values_only`."""
+    """Whether the gradient is that of another network than the values: then see `value_network`."""
     source: str | None = None
     _weights: FrozenWeights | None = None
     shortest: ClassVar[int] = 2
@@ -216,6 +207,24 @@ class Sorter(nn.Module):
         """
         raise NotImplementedError
 
+    def value_network(self, x: Tensor, where: Tensor | None = None) -> Tensor:
+        """`network` without what only makes its gradient: its values are fitted by this."""
+        return self.network(x, where)
+
+    @classmethod
+    def any_length(cls, config: Mapping[str, Any]) -> bool:
+        """Whether it takes lists of any length, if built with these options and no `seq_len`: it is trained on many."""
+        return True
+
+    @classmethod
+    def recipe(cls, config: Mapping[str, Any]) -> Recipe:
+        """How it is trained unless told otherwise, if built with these options (or those that it has, `config`)."""
+        return Recipe()
+
+    @classmethod
+    def check_length(cls, seq_len: int) -> None:
+        """ValueError for a length of list that it cannot be built for."""
+
     @full_precision
     def forward(self, scores: Tensor, where: Tensor | None = None) -> Tensor:
         """Ranks of `scores`.
@@ -232,6 +241,22 @@ class Sorter(nn.Module):
             ValueError: NaN or infinity in a real item; a length, shape or device the sorter was not built for.
             RuntimeError: frozen weights that something has overwritten.
         """
+        return self._ranks(scores, where, self.network)
+
+    @full_precision
+    def values(self, scores: Tensor, where: Tensor | None = None) -> Tensor:
+        """`forward` without what only makes its gradient: its values are fitted by this.
+
+        Example:
+            >>> sorter = build_sorter("set")
+            >>> sorter.values(torch.tensor([0.3, -1.2, 0.8])).sum().backward()
+            >>> any(weight.grad is not None for weight in sorter.slope.parameters())
+            False
+        """
+        return self._ranks(scores, where, self.value_network)
+
+    def _ranks(self, scores: Tensor, where: Tensor | None, network: Callable[..., Tensor]) -> Tensor:
+        """Ranks (..., n) of `scores` by `network` or `value_network`."""
         check_scores(scores)
         where = check_where(where, scores)
         weight = next(self.parameters())
@@ -249,12 +274,12 @@ class Sorter(nn.Module):
         if rows.shape[0] == 0:
             ranks = 0 * rows
         elif mask is None or self.reads_masks:
-            ranks = self._rank(rows, mask)
+            ranks = self._rank(rows, mask, network)
         else:
-            ranks = self._rank_by_size(rows, mask)
+            ranks = self._rank_by_size(rows, mask, network)
         return ranks.to(working_dtype(scores, weight)).reshape(scores.shape)
 
-    def _rank(self, scores: Tensor, where: Tensor | None = None) -> Tensor:
+    def _rank(self, scores: Tensor, where: Tensor | None, network: Callable[..., Tensor]) -> Tensor:
         """Ranks (B, n) of checked scores (B, n)."""
         n = scores.shape[-1]
         if self.seq_len not in (None, n):
@@ -268,13 +293,13 @@ class Sorter(nn.Module):
         x = standardise(x, where, fixed=self.separate_gradient) if self.normalize else x
         x = x.to(next(self.parameters()).dtype)
         with plain_kernels() if in_forward_mode() else contextlib.nullcontext():
-            ranks = self.network(x) if where is None else self.network(x, where)
+            ranks = network(x) if where is None else network(x, where)
         return n * ranks if where is None else (where.sum(-1, keepdim=True) * ranks).masked_fill(~where, 0)
 
-    def _rank_by_size(self, scores: Tensor, where: Tensor) -> Tensor:
+    def _rank_by_size(self, scores: Tensor, where: Tensor, network: Callable[..., Tensor]) -> Tensor:
         """`_rank` for a network that cannot read masks: lists with equally many real items go through it together."""
         nothing = 0 * scores.masked_fill(~where, 0).to(next(self.parameters()).dtype)
-        return fill_by_length(nothing, scores, where, self._rank)
+        return fill_by_length(nothing, scores, where, lambda lists: self._rank(lists, None, network))
 
     def _warn_outside(self, scores: Tensor, where: Tensor | None) -> None:
         """A network that sees raw scores knows those of the range it was trained on only."""
@@ -306,7 +331,7 @@ class Sorter(nn.Module):
                 f"`scores` has a list of {outside[0]} items, and this {self.name} sorter is known to work on lists of "
                 f"{known[0]} to {known[1]}: beyond, its ranks or their gradient may be poor. Use a handcrafted rank "
                 f"such as laplace_rank, or train one: sodeep train-sorter --sorter {self.name} --lengths {low} {high}",
-                stacklevel=6,  # the caller of the sorter: this, forward, its decorator and two of nn.Module between
+                stacklevel=7,  # the caller of the sorter: between are this, _ranks, forward, its decorator, nn.Module's
             )
 
     @property
@@ -490,6 +515,11 @@ class RecurrentSorter(Sorter):
     squash: ClassVar[bool] = False
     """Whether input and output pass through a sigmoid, as sigmoid(x/2 + 1) and sigmoid(y)."""
 
+    @classmethod
+    def any_length(cls, config: Mapping[str, Any]) -> bool:
+        """See `Sorter.any_length`."""
+        return (config.get("head") or cls.published_head) != "dense"
+
     def __init__(
         self,
         seq_len: int | None = None,
@@ -539,6 +569,15 @@ class LSTMSorter(RecurrentSorter):
     name = "lstm"
     cell = nn.LSTM
     published_head, published_hidden, published_layers = "dense", 128, 2
+
+    @classmethod
+    def recipe(cls, config: Mapping[str, Any]) -> Recipe:
+        """See `Sorter.recipe`."""
+        hidden: Any = config.get("hidden")
+        large = not is_whole(hidden) or hidden >= 8  # that of the paper, unless told
+        counting = config.get("start") != "random" and not cls.any_length(config) and large
+        # a larger rate would break what it starts with
+        return Recipe(steps=1500, batch_size=16, lr=2e-5) if counting else Recipe()
 
     def __init__(
         self,
@@ -603,6 +642,11 @@ class EndSorter(Sorter):
     name = "lstm-end"
     units: ClassVar[int] = 5
 
+    @classmethod
+    def any_length(cls, config: Mapping[str, Any]) -> bool:
+        """See `Sorter.any_length`."""
+        return False
+
     def __init__(self, seq_len: int | None = None, *, normalize: bool = True) -> None:
         seq_len = need_seq_len(self.name, seq_len)
         super().__init__(seq_len, normalize=normalize)
@@ -633,6 +677,26 @@ class CNNSorter(Sorter):
     channels: ClassVar[tuple[int, ...]] = (1, 8, 16, 32, 64, 96, 128, 256, 256, 128)
     shortest = 37
 
+    @classmethod
+    def any_length(cls, config: Mapping[str, Any]) -> bool:
+        """See `Sorter.any_length`."""
+        return False
+
+    @classmethod
+    def recipe(cls, config: Mapping[str, Any]) -> Recipe:
+        """See `Sorter.recipe`."""
+        random = config.get("start") == "random"
+        return Recipe() if random else Recipe(steps=16000, batch_size=64, lr=5e-4, gradient_weight=0.004)
+
+    @classmethod
+    def check_length(cls, seq_len: int) -> None:
+        """See `Sorter.check_length`."""
+        if seq_len < cls.shortest:
+            raise ValueError(
+                f"`seq_len` must be at least {cls.shortest} for the cnn sorter, whose convolutions shorten the list by "
+                f"{cls.shortest - 1}, got {seq_len}. Use a length-free sorter such as 'set' for short lists."
+            )
+
     def __init__(
         self,
         seq_len: int | None = None,
@@ -642,19 +706,14 @@ class CNNSorter(Sorter):
     ) -> None:
         check_choice(start, ("comparing", "random"), "start")
         seq_len = need_seq_len(self.name, seq_len)
-        left = seq_len - sum(width - 1 for width in self.widths)
-        if left < 1:
-            raise ValueError(
-                f"`seq_len` must be at least {seq_len - left + 1} for the cnn sorter, whose convolutions shorten the "
-                f"list by {seq_len - left}, got {seq_len}. Use a length-free sorter such as 'set' for short lists."
-            )
+        self.check_length(seq_len)
         super().__init__(seq_len, normalize=normalize, start=start)
         self.layers = nn.Sequential()
         for i, width in enumerate(self.widths):
             into, out = self.channels[i : i + 2]
             norm = [nn.BatchNorm1d(out)] if i % 2 == 1 else []
             self.layers.append(nn.Sequential(nn.Conv1d(into, out, width), *norm, nn.PReLU()))
-        self.head = _DenseHead(self.channels[-1], seq_len, left)
+        self.head = _DenseHead(self.channels[-1], seq_len, seq_len - self.shortest + 1)
         if start == "comparing":
             start_comparing(self.layers, self.head)
 
@@ -673,6 +732,11 @@ class MLPSorter(Sorter):
     """
 
     name = "mlp"
+
+    @classmethod
+    def any_length(cls, config: Mapping[str, Any]) -> bool:
+        """See `Sorter.any_length`."""
+        return False
 
     def __init__(self, seq_len: int | None = None, *, hidden: int = 2048, normalize: bool = True) -> None:
         seq_len = need_seq_len(self.name, seq_len)
@@ -719,6 +783,11 @@ class SetSorter(Sorter):
     name = "set"
     reads_masks = True
 
+    @classmethod
+    def recipe(cls, config: Mapping[str, Any]) -> Recipe:
+        """See `Sorter.recipe`."""
+        return Recipe(steps=4000, batch_size=32, lr=2e-3)
+
     def __init__(
         self,
         seq_len: int | None = None,
@@ -754,6 +823,21 @@ class SetSorter(Sorter):
 
     def network(self, x: Tensor, where: Tensor | None = None) -> Tensor:
         """See `Sorter.network`."""
+        values, count, location, scale = self._values(x, where)
+        if not self.separate_gradient:
+            return values
+        # coordinates in nearly even proportion to the scores, but for far outliers; no narrower than a tenth of the
+        # standard deviation, or the gradient of a list that is nearly all ties would be huge
+        smooth = self.slope(bounded(x, location, 4 * scale.clamp(min=0.1)), where, count)
+        ranks: Tensor = values - (smooth - smooth.detach())
+        return ranks
+
+    def value_network(self, x: Tensor, where: Tensor | None = None) -> Tensor:
+        """See `Sorter.value_network`."""
+        return self._values(x, where)[0]
+
+    def _values(self, x: Tensor, where: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Normalised ranks (B, n) by the stages; and each list's number of items, location and scale, all (B, 1)."""
         if where is None:
             count = torch.full_like(x[..., :1], x.shape[-1])
         else:
@@ -763,12 +847,7 @@ class SetSorter(Sorter):
         y = bounded(fixed, location, scale)
         for stage in self.stages:
             y = stage(y, where, count)
-        if self.separate_gradient and not self.only_values:
-            # coordinates in nearly even proportion to the scores, but for far outliers; no narrower than a tenth of the
-            # standard deviation, or the gradient of a list that is nearly all ties would be huge
-            smooth = self.slope(bounded(x, location, 4 * scale.clamp(min=0.1)), where, count)
-            y = y + (smooth - smooth.detach())
-        return (count + 1) / (2 * count) - y
+        return (count + 1) / (2 * count) - y, count, location, scale
 
 
 def bounded(x: Tensor, location: Tensor, scale: Tensor) -> Tensor:
@@ -884,7 +963,12 @@ def build_sorter(name: str, seq_len: int | None = None, **config: Any) -> Sorter
         3089508
     """
     check_choice(name, SORTERS, "name")
+    check_options(name, config)
+    return SORTERS[name](seq_len=seq_len, **config)
+
+
+def check_options(name: str, config: Mapping[str, Any]) -> None:
+    """ValueError for an option that the sorter does not have."""
     options = list(inspect.signature(SORTERS[name]).parameters)
     for option in config:
         check_choice(option, options, f"config of the {name} sorter")
-    return SORTERS[name](seq_len=seq_len, **config)

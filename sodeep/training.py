@@ -12,12 +12,10 @@ import json
 import math
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -30,6 +28,7 @@ from sodeep._checks import (
     check_computes,
     check_free,
     check_positive,
+    check_writable,
     describe,
     is_number,
     plain,
@@ -37,13 +36,14 @@ from sodeep._checks import (
     with_remedy,
 )
 from sodeep._extras import is_missing, needed, remedy
-from sodeep._files import sole_writer
+from sodeep._files import sole_writer, sweep, write_atomic
 from sodeep._progress import Progress
 from sodeep._sealed import DamagedError, check_header, check_tensors, parse_header, seal
-from sodeep.checkpoint import listed, misfits, save_sorter, sweep_temporaries, write_atomic
+from sodeep._signals import stop_signals
+from sodeep.checkpoint import listed, misfits, save_sorter
 from sodeep.generators import DEFAULT, USER, check_mixture, draw, draw_length, read_scores_file
 from sodeep.ranks import exact_rank
-from sodeep.sorters import SORTERS, Sorter, build_sorter, double_backward, values_only
+from sodeep.sorters import SORTERS, Sorter, build_sorter, check_options, double_backward
 
 VALUE_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "l1": nn.functional.l1_loss,
@@ -71,28 +71,13 @@ few normal scores."""
 LENGTHS = (2, 1000)
 """Shortest and longest list of a length-free sorter unless told otherwise."""
 
-_COUNTING: dict[str, Any] = {"steps": 1500, "batch_size": 16, "lr": 2e-5, "gradient_weight": 0.01}
-
-RECIPES: dict[str, dict[str, Any]] = {
-    "set": {"steps": 4000, "batch_size": 32, "lr": 2e-3, "gradient_weight": 0.01},
-    "cnn": {"steps": 16000, "batch_size": 64, "lr": 5e-4, "gradient_weight": 0.004},
-    "lstm": _COUNTING,  # a larger rate would break what it starts with
-    "lstm-large": _COUNTING,
-}
-"""Defaults of `TrainConfig` for sorters that start as rank functions."""
-
-RECIPE_2019: dict[str, Any] = {"steps": 20000, "batch_size": 256, "lr": 1e-3, "gradient_weight": 0.01}
-"""The same for networks that start at random."""
-
-
-def recipe(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Steps, batch_size, lr and gradient_weight for a sorter with this `Sorter.name` and `Sorter.config`."""
-    return RECIPE_2019 if config.get("start") == "random" else RECIPES.get(name, RECIPE_2019)
+PUBLISHED_LENGTH = 100
+"""Length of list of the networks of 2019: that of a sorter tied to one unless told otherwise."""
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Everything a training run depends on, as plain values.
+    """Everything a training run depends on. What is left None is filled in by `resolve`.
 
     On one machine the same config gives the same sorter, bit for bit. With another processor, number of threads or
     version of torch sums are rounded otherwise: weights differ, and the sorter is as good.
@@ -136,7 +121,7 @@ class TrainConfig:
 
     Example:
         >>> config = TrainConfig(sorter="mlp", seq_len=32, steps=1000)
-        >>> config.lr
+        >>> config.resolve().lr
         0.001
         >>> TrainConfig(sorter="quicksort")
         Traceback (most recent call last):
@@ -148,59 +133,77 @@ class TrainConfig:
     seq_len: int | None = None
     lengths: tuple[int, int] = LENGTHS
     sorter_config: Mapping[str, Any] = field(default_factory=dict)
-    steps: int = None  # type: ignore[assignment]  # None stands for the recipe until __post_init__
+    steps: int | None = None
     max_time: float | None = None
-    batch_size: int = None  # type: ignore[assignment]
-    lr: float = None  # type: ignore[assignment]
+    batch_size: int | None = None
+    lr: float | None = None
     warmup: float = 0.05
     clip: float = 1.0
     ema: float = 0.0
     value_loss: str = "l1"
-    gradient_weight: float = None  # type: ignore[assignment]
+    gradient_weight: float | None = None
     gradient_tau: float = GRADIENT_TAU
     gradient_share: float = 0.25
     distributions: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT))
-    scores_file: str | None = None
+    scores_file: str | os.PathLike[str] | None = None
     seed: int = 0
-    validate_every: int = None  # type: ignore[assignment]
-    device: str = "auto"
+    validate_every: int | None = None
+    device: str | torch.device = "auto"
     precision: str = "float32"
     compile: bool = False
 
     def __post_init__(self) -> None:
+        self.resolve()  # what cannot be trained is said at once
+
+    def resolve(self) -> ResolvedConfig:
+        """The config of the run: plain values, and what is usual for the sorter where nothing was given."""
         check_choice(self.sorter, SORTERS, "sorter")
-        resolved: dict[str, Any] = {name: plain(value) for name, value in vars(self).items() if is_number(value)}
-        resolved["sorter_config"] = options = _plain(self.sorter_config, "sorter_config")
+        network = SORTERS[self.sorter]
+        options = _plain(self.sorter_config, "sorter_config")
         for name in {"name", "seq_len"} & options.keys():
             raise ValueError(
                 f"`sorter_config` must not hold {name!r}, got {options[name]!r}. "
                 f"Give it as `{'sorter' if name == 'name' else name}`."
             )
-        outline = _outline(self.sorter, options, resolved.get("seq_len", self.seq_len))
-        usual = recipe(self.sorter, outline.config)
-        resolved |= {name: value for name, value in usual.items() if getattr(self, name) is None}
-        steps = resolved.get("steps", self.steps)
-        check_at_least(steps, 1, "steps")
-        if vars(self)["validate_every"] is None:
-            resolved["validate_every"] = max(1, steps // 20)
-        resolved["device"] = str(self.device)
-        resolved["lengths"] = tuple(plain(n) if is_number(n) else n for n in self.lengths)  # JSON has a list
-        resolved["distributions"] = _plain(self.distributions, "distributions")
-        if self.scores_file is not None:
-            resolved["scores_file"] = str(user_path(self.scores_file))
-            resolved["distributions"].setdefault(USER, sum(self.distributions.values()))
-        for name, value in resolved.items():
-            object.__setattr__(self, name, value)
-        self._check()
-        if self.seq_len is None and outline.seq_len is not None:
-            if self.lengths != LENGTHS:
+        check_options(self.sorter, options)
+        values: dict[str, Any] = {n: plain(value) if is_number(value) else value for n, value in vars(self).items()}
+        usual = asdict(network.recipe({**options, "seq_len": values["seq_len"]}))
+        values |= {name: value for name, value in usual.items() if values[name] is None}
+        values |= {"sorter_config": options, "device": str(self.device)}
+        if values["validate_every"] is None:
+            values["validate_every"] = max(1, check_at_least(values["steps"], 1, "steps") // 20)
+        values["lengths"] = tuple(plain(n) if is_number(n) else n for n in self.lengths)  # JSON has a list
+        if self.seq_len is None and not network.any_length(options):
+            if values["lengths"] != LENGTHS:
                 raise ValueError(
                     f"`lengths` must not be given for the {self.sorter} sorter, which is tied to one length of list, "
-                    f"got {self.lengths}. Give that as `seq_len`, or train a length-free sorter such as 'set'."
+                    f"got {values['lengths']}. Give that as `seq_len`, or train a length-free sorter such as 'set'."
                 )
-            object.__setattr__(self, "seq_len", outline.seq_len)
+            values["seq_len"] = PUBLISHED_LENGTH
+        values["distributions"] = _plain(self.distributions, "distributions")
+        if self.scores_file is not None:
+            values["scores_file"] = str(user_path(self.scores_file))
+            values["distributions"].setdefault(USER, sum(self.distributions.values()))
+        return ResolvedConfig(**values)
 
-    def _check(self) -> None:
+    def to_dict(self) -> dict[str, Any]:
+        """The resolved values, ready for JSON; ``TrainConfig(**d)`` asks for the same run again."""
+        return asdict(self.resolve())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedConfig(TrainConfig):
+    """A `TrainConfig` that `TrainConfig.resolve` has filled in: what is None means none, not the usual."""
+
+    steps: int
+    batch_size: int
+    lr: float
+    gradient_weight: float
+    scores_file: str | None
+    validate_every: int
+    device: str
+
+    def __post_init__(self) -> None:
         try:
             _device(self.device)
         except RuntimeError:
@@ -208,7 +211,7 @@ class TrainConfig:
         for name in ("steps", "batch_size", "validate_every"):
             check_at_least(getattr(self, name), 1, name)
         if self.seq_len is not None:
-            check_at_least(self.seq_len, 2, "seq_len")
+            SORTERS[self.sorter].check_length(check_at_least(self.seq_len, 2, "seq_len"))
         if len(self.lengths) != 2:
             raise ValueError(f"`lengths` must be (shortest, longest), got {self.lengths}.")
         check_at_least(self.lengths[0], 2, "lengths[0]")
@@ -238,13 +241,10 @@ class TrainConfig:
                 ValueError,
                 f"`compile` must be False while gradient_weight is not 0 ({self.gradient_weight}), got True: a "
                 "compiled network has no second derivative.",
-                "Set gradient_weight=0, or leave compile out.",
-                "Add --gradient-weight 0, or leave --compile out.",
+                "Set {gradient_weight}, or leave {compile} out.",
+                gradient_weight=0,
+                compile=None,
             )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON; ``TrainConfig(**d)`` makes the config again."""
-        return asdict(self)
 
 
 @dataclass
@@ -265,7 +265,7 @@ class TrainResult:
     """
 
     sorter: Sorter
-    config: TrainConfig
+    config: ResolvedConfig
     errors: dict[str, float]
     history: list[dict[str, Any]]
     steps: int
@@ -341,36 +341,17 @@ def train_sorter(
     path = None if out is None else user_path(out)
     with contextlib.ExitStack() as stack:
         saved = stack.enter_context(_claimed(path, resume, overwrite))
-        if saved is not None:
-            config = _same_config(config, saved[1])
-        config = config or TrainConfig()
-        check_computes(str(_device(config.device)))
-        stack.enter_context(_matmul_precision(config.precision))
-        run = _Run(config)
+        asked = (config or TrainConfig()).resolve() if saved is None else _same_config(config, saved[1])
+        check_computes(str(_device(asked.device)))
+        stack.enter_context(_matmul_precision(asked.precision))
+        run = _Run(asked)
         if saved is not None:
             _restore(run, path, *saved)
         if log_dir is not None:
             run.log_dir = str(user_path(log_dir).absolute())
-        signals = stack.enter_context(_StopSignals())
+        received = stack.enter_context(stop_signals(interrupt=False))
         log = stack.enter_context(_Log(run, progress))
-        done = bool(run.history) and run.progress() >= 1  # of a run resumed after its last step
-        while not done:
-            run.advance()
-            log.step()
-            done = run.progress() >= 1
-            stopped = bool(signals.received) and not done
-            due = done or run.step % run.config.validate_every == 0
-            if due or stopped:
-                run.check_sound()  # or else the last good state would be replaced by one past saving
-            if due:
-                run.validate()
-                done = run.progress() >= 1  # a validation takes its time too
-            if path is not None and (due or stopped):
-                run.save_state(state_path(path))
-            if due:
-                log.validation()  # after the state: it may fail, and a resumed run logs its last validation again
-            if stopped:
-                raise TrainingInterrupted(signals.received, run.step, None if path is None else state_path(path))
+        _go_on(run, log, None if path is None else state_path(path), received)
         result = run.result(path)
         if path is not None:
             save_sorter(path, result.sorter, training=result.sorter.trained)
@@ -380,12 +361,34 @@ def train_sorter(
         return result
 
 
+def _go_on(run: _Run, log: _Log, state: Path | None, received: Sequence[int]) -> None:
+    """Steps and validations to the end of the run, or until a signal is `received`; the file `state` keeps the run."""
+    done = bool(run.history) and run.progress() >= 1  # of a run resumed after its last step
+    while not done:
+        run.advance()
+        log.step()
+        done = run.progress() >= 1
+        stopped = bool(received) and not done
+        due = done or run.step % run.config.validate_every == 0
+        if due or stopped:
+            run.check_sound()  # or else the last good state would be replaced by one past saving
+        if due:
+            run.validate()
+            done = run.progress() >= 1  # a validation takes its time too
+        if state is not None and (due or stopped):
+            run.save_state(state)
+        if due:
+            log.validation()  # after the state: it may fail, and a resumed run logs its last validation again
+        if stopped:
+            raise TrainingInterrupted(received[0], run.step, state)
+
+
 def state_path(out: Path) -> Path:
     """Where the state of an unfinished run is kept: beside the sorter it will become."""
     return out.with_name(out.name + ".run")
 
 
-def saved_config(out: str | os.PathLike[str]) -> TrainConfig:
+def saved_config(out: str | os.PathLike[str]) -> ResolvedConfig:
     """What the unfinished run of `out` was asked for.
 
     Raises:
@@ -394,16 +397,7 @@ def saved_config(out: str | os.PathLike[str]) -> TrainConfig:
     """
     path = user_path(out)
     _check_free(path, resume=True, overwrite=False)
-    return TrainConfig(**_read_state(state_path(path))[1]["config"])
-
-
-def _outline(sorter: str, sorter_config: Mapping[str, Any], seq_len: Any) -> Sorter:
-    """A sorter without weights: for lists of any length if it takes them, else of `seq_len` or the published 100."""
-    with torch.device("meta"), torch.random.fork_rng(devices=[]):
-        try:
-            return build_sorter(sorter, None, **sorter_config)
-        except ValueError:
-            return build_sorter(sorter, 100 if seq_len is None else seq_len, **sorter_config)
+    return _config_of(_read_state(state_path(path))[1])
 
 
 def _device(name: str) -> torch.device:
@@ -430,14 +424,14 @@ _MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # of Adam
 class _Run:
     """The state of a run, everything that a resumed one needs: weights, optimiser, generators, best so far."""
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: ResolvedConfig) -> None:
         self.config = config
         self.device = _device(config.device)
         self.sorter = self._fresh_sorter().to(self.device)
         self.user_scores = None if config.scores_file is None else read_scores_file(config.scores_file)
         self.generator = torch.Generator(self.device).manual_seed(config.seed)
         self.lengths = torch.Generator().manual_seed(config.seed)  # on the CPU: a length is a Python number
-        self.network = torch.compile(self.sorter) if config.compile else self.sorter
+        self.values = torch.compile(self.sorter.values) if config.compile else self.sorter.values
         self.parameters = {name: p for name, p in self.sorter.named_parameters() if p.requires_grad}
         fused = True if self.device.type in ("cpu", "cuda") else None
         self.optimizer = torch.optim.Adam(self.parameters.values(), lr=config.lr, fused=fused)
@@ -459,10 +453,7 @@ class _Run:
     def _fresh_sorter(self) -> Sorter:
         with torch.random.fork_rng(devices=[]):  # PyTorch draws initial weights from its global generator
             torch.manual_seed(self.config.seed)
-            sorter = build_sorter(self.config.sorter, self.config.seq_len, **self.config.sorter_config)
-        if self.config.gradient_weight == 0 and sorter.separate_gradient:
-            sorter.slope.requires_grad_(False)  # nothing trains it
-        return sorter
+            return build_sorter(self.config.sorter, self.config.seq_len, **self.config.sorter_config)
 
     @property
     def seconds(self) -> float:
@@ -504,7 +495,7 @@ class _Run:
             self.sorter,
             scores,
             generator,
-            network=self.network,
+            values=self.values,
             value_loss=config.value_loss,
             gradient_weight=config.gradient_weight,
             gradient_tau=config.gradient_tau,
@@ -722,8 +713,8 @@ class _Run:
             self.sorter.eval()
             allowed = max(self.objectives(self.validation["validation"]))
             lists = draw(self.config.distributions, 4, far, generator, self.user_scores).to(self.device)
-            with values_only(self.sorter), torch.no_grad():  # cheap, and enough to say no to most networks
-                error = float((self.sorter(lists) - exact_rank(lists)).abs().mean()) / far
+            with torch.no_grad():  # cheap, and enough to say no to most networks
+                error = float((self.sorter.values(lists) - exact_rank(lists)).abs().mean()) / far
             good = error <= allowed and self.objectives([lists])[0] <= allowed
         return [low, far if good else high]
 
@@ -751,18 +742,16 @@ def sorter_loss(
     gradient_tau: float = GRADIENT_TAU,
     gradient_share: float = 1.0,
     value_loss: str = "l1",
-    network: Callable[[Tensor], Tensor] | None = None,
+    values: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """What a sorter is fitted by: value loss + gradient_weight x gradient mismatch, on normalised ranks.
 
-    `scores` (B, n) have no gradient, `generator` draws the vectors of the gradient term, `network` is the sorter
-    compiled, and the options are those of `TrainConfig`.
+    `scores` (B, n) have no gradient, `generator` draws the vectors of the gradient term, `values` are the
+    sorter's, compiled, and the options are those of `TrainConfig`.
     """
     n = scores.shape[-1]
-    ranker = network or sorter
     target = exact_rank(scores)
-    with values_only(sorter):
-        value = VALUE_LOSSES[value_loss](ranker(scores) / n, target / n)
+    value = VALUE_LOSSES[value_loss]((sorter.values if values is None else values)(scores) / n, target / n)
     # Standardised, lists of a few items are much alike (of two, all the same): their gradients add up over a batch
     # where those of longer lists average out, and would rule the values of every length.
     value = min(1.0, n / 10) ** 2 * value
@@ -772,7 +761,7 @@ def sorter_loss(
     count = math.ceil(gradient_share * len(scores))
     some = scores[:count].detach().requires_grad_()
     with double_backward():
-        ranks = ranker(some)
+        ranks = sorter(some)
     # the vectors are residuals, what a Spearman loss will send back: these ranks minus those of another order
     shuffled = torch.rand(some.shape, generator=generator, device=generator.device).argsort(-1).to(scores.device)
     residual = (target[:count] - target[:count].gather(-1, shuffled)) / n
@@ -856,11 +845,11 @@ def _claimed(
         yield None
         return
     _check_free(path, resume, overwrite)
-    _check_writable(path)
+    check_writable(path, make_folder=True)
     refusal = f"`out` {path} is being written by another run. Wait for it to end, or choose another name."
     with sole_writer(path.with_name(f".{path.name}.lock"), refusal):
-        sweep_temporaries(path)
-        sweep_temporaries(state_path(path))
+        sweep(path)
+        sweep(state_path(path))
         _check_free(path, resume, overwrite)  # another run may have ended meanwhile
         yield _read_state(state_path(path)) if resume else None
 
@@ -879,21 +868,10 @@ def _check_free(path: Path, resume: bool, overwrite: bool) -> None:
             raise with_remedy(
                 FileExistsError,
                 f"`out` {path} has an unfinished run, {state}.",
-                "Go on with it: resume=True; or start again: overwrite=True.",
-                "Go on with it: --resume; or start again: --overwrite.",
+                "Go on with it: {resume}; or start again: {overwrite}.",
+                resume=True,
+                overwrite=True,
             )
-
-
-def _check_writable(path: Path) -> None:
-    probe = path.with_name(f".{path.name}.probe")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise type(error)(
-            error.errno, f"`out` must be in a folder that can be written to: {error.strerror}", str(path)
-        ) from None
 
 
 def _plain(values: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -910,8 +888,8 @@ def _read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         header = parse_header(data, len(data), _STATE_KEY)
         check_header(data, header, _STATE_FIELDS)
-        tensors = check_tensors(data, header)
-        config = TrainConfig(**header["config"])
+        tensors = check_tensors(data, header["sha256"])
+        config = _config_of(header)
         with torch.device("meta"):  # before memory is taken for it
             network = build_sorter(config.sorter, config.seq_len, **config.sorter_config)
         faults = misfits(network.state_dict(), _under(tensors, "sorter/"))
@@ -923,10 +901,14 @@ def _read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise with_remedy(
             ValueError,
             f"{path} must be the state of an unfinished run, got another kind of file, a damaged one, or one of an "
-            f"older sodeep ({reason}). Start again:",
-            "overwrite=True.",
-            "--overwrite.",
+            f"older sodeep ({reason}).",
+            "Start again: {overwrite}.",
+            overwrite=True,
         ) from None
+
+
+def _config_of(state: Mapping[str, Any]) -> ResolvedConfig:
+    return TrainConfig(**state["config"]).resolve()
 
 
 def _restore(run: _Run, path: Path | None, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
@@ -936,67 +918,29 @@ def _restore(run: _Run, path: Path | None, tensors: Mapping[str, Tensor], header
         raise with_remedy(
             ValueError,
             f"`resume` needs the state of the same run on the same kind of device (here {run.device.type}), "
-            f"got one for {path} that does not fit ({error}). Resume it where it ran, or start again:",
-            "overwrite=True.",
-            "--overwrite.",
+            f"got one for {path} that does not fit ({error}).",
+            "Resume it where it ran, or start again: {overwrite}.",
+            overwrite=True,
         ) from None
 
 
-def _same_config(given: TrainConfig | None, saved: Mapping[str, Any]) -> TrainConfig:
+def _same_config(given: TrainConfig | None, saved: Mapping[str, Any]) -> ResolvedConfig:
     """The config of the saved run, after checking that the one given asks for nothing else but another time limit."""
-    config = TrainConfig(**saved["config"])
+    config = _config_of(saved)
     if given is None:
         return config
-    limit = None if given.max_time is None else given.max_time + saved["seconds"]
-    config = replace(config, max_time=given.max_time)
-    if given != config:
-        names = [f.name for f in fields(config) if getattr(given, f.name) != getattr(config, f.name)]
-        told = ", ".join(f"{n} was {getattr(config, n)!r} and is {getattr(given, n)!r}" for n in names)
-        raise with_remedy(
-            ValueError,
-            f"`config` must be that of the run to resume: {told}.",
-            "Leave config out to take the saved one.",
-            "Leave that option out to take the saved one.",
-        )
+    asked = given.resolve()
+    limit = None if asked.max_time is None else asked.max_time + saved["seconds"]
+    config = replace(config, max_time=asked.max_time)
+    if asked != config:
+        names = [f.name for f in fields(config) if getattr(asked, f.name) != getattr(config, f.name)]
+        told = ", ".join(f"{n} was {getattr(config, n)!r} and is {getattr(asked, n)!r}" for n in names)
+        raise ValueError(f"`config` must be that of the run to resume: {told}. Leave it out to take the saved one.")
     return replace(config, max_time=limit)
 
 
 def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-
-
-class _StopSignals:
-    """Ctrl-C, SIGTERM and SIGHUP are noted instead of tearing a step; a second one does as usual.
-
-    Only the main thread may handle signals; elsewhere they are left alone. So is a SIGHUP that is ignored, as under
-    nohup.
-    """
-
-    def __init__(self) -> None:
-        self.received = 0
-        self.before: dict[int, Any] = {}
-
-    def __enter__(self) -> _StopSignals:
-        if threading.current_thread() is threading.main_thread():
-            stops = [signal.SIGINT, signal.SIGTERM]
-            # Windows has no SIGHUP
-            if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-                stops.append(signal.SIGHUP)
-            for signum in stops:
-                self.before[signum] = signal.signal(signum, self._note)
-        return self
-
-    def _note(self, signum: int, frame: FrameType | None) -> None:
-        self.received = signum
-        self._put_back()
-
-    def _put_back(self) -> None:
-        for signum, handler in self.before.items():
-            signal.signal(signum, handler)
-        self.before = {}
-
-    def __exit__(self, *exception: object) -> None:
-        self._put_back()
 
 
 @contextlib.contextmanager

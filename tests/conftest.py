@@ -1,4 +1,5 @@
 import gc
+import signal
 import sys
 
 import pytest
@@ -6,6 +7,13 @@ import torch
 import torch.distributed as dist
 
 torch.set_num_threads(1)  # tensors of a test are small: on a busy machine threads cost up to forty times what they save
+
+
+@pytest.fixture(autouse=True, scope="session")
+def heeded():
+    """Tests send Ctrl-C, which is ignored in what a shell runs in the background."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

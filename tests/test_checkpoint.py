@@ -14,7 +14,6 @@ import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 
 import pytest
 import safetensors.torch
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 import sodeep
 from sodeep import checkpoint
 from sodeep._sealed import header_end, seal
-from sodeep.checkpoint import import_sodeep2019, list_sorters, load_sorter, read_header, save_sorter, write_atomic
+from sodeep.checkpoint import import_sodeep2019, list_sorters, load_sorter, read_header, save_sorter
 from sodeep.sorters import SORTERS, Sorter, build_sorter
 
 LENGTH = 40
@@ -224,65 +223,6 @@ def test_new_file_has_the_permissions_of_a_new_file(tmp_path: Path) -> None:
     path = save_sorter(tmp_path / "s.safetensors", small_sorter("gru-sum"))
     assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["plain", "s.safetensors"]
-
-
-@pytest.mark.parametrize("step", ["fsync", "replace"])
-def test_failed_write_leaves_the_old_file_and_nothing_else(
-    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write_atomic(tmp_path / "file", b"old")
-
-    def full(*args: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, step, full)
-    with pytest.raises(OSError, match=f"No space left on device: '{path}'$"):
-        write_atomic(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_write_sweeps_what_killed_writers_left(tmp_path: Path) -> None:
-    fcntl = pytest.importorskip("fcntl")
-    names = [".file.0123abcd.tmp", ".file.4567cdef.tmp", ".file.run.0123abcd.tmp", ".file2.0123abcd.tmp"]
-    for name in names:
-        (tmp_path / name).write_bytes(b"")
-    with (tmp_path / names[1]).open("rb") as live:
-        fcntl.flock(live, fcntl.LOCK_EX)
-        write_atomic(tmp_path / "file", b"data")
-    assert sorted(os.listdir(tmp_path)) == sorted(["file", *names[1:]])
-
-
-def test_a_writer_is_safe_from_others_that_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Swept while it writes, where it holds the lock; and in the moment before."""
-    pytest.importorskip("fcntl")
-    lock, fsync = checkpoint._lock, os.fsync
-    taken = []
-
-    def late(file: BinaryIO, wait: bool) -> bool:
-        if wait and not taken:
-            taken.append(file.name)
-            checkpoint.sweep_temporaries(tmp_path / "file")
-            assert not Path(file.name).exists()
-        return lock(file, wait)
-
-    def sweep(descriptor: int) -> None:
-        fsync(descriptor)
-        checkpoint.sweep_temporaries(tmp_path / "file")
-
-    monkeypatch.setattr(checkpoint, "_lock", late)
-    monkeypatch.setattr(os, "fsync", sweep)
-    write_atomic(tmp_path / "file", b"data")
-    assert len(taken) == 1
-    assert (tmp_path / "file").read_bytes() == b"data"
-    assert os.listdir(tmp_path) == ["file"]
-
-
-def test_write_goes_through_a_link(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(tmp_path / "file")
-    write_atomic(tmp_path / "link", b"data")
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "file").read_bytes() == b"data"
 
 
 def test_file_is_whole_whenever_the_writer_is_killed(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from sodeep._checks import (
     check_positive,
     check_writable,
     plain,
+    reworded,
+    with_remedy,
 )
 
 SCORES = torch.tensor([[0.9, 0.2, 0.4, 0.3], [0.1, 0.8, 0.5, 0.7]])
@@ -174,8 +176,8 @@ def test_a_run_of_numpys_numbers_is_that_of_pythons(tmp_path):
         )
 
     own, numpys = config(int, float), config(np.int64, np.float32)
-    assert numpys == own
-    assert repr(numpys) == repr(own)
+    assert numpys.resolve() == own.resolve()
+    assert repr(numpys.resolve()) == repr(own.resolve())
     assert sodeep.train_sorter(numpys, out=tmp_path / "s").steps == 2
     sodeep.save_sorter(
         tmp_path / "s", sodeep.build_sorter("set", condition=np.int64(8)), training={"e": np.float32(0.5)}
@@ -263,6 +265,17 @@ def test_the_home_folder_is_where_files_are_missed(tmp_path, monkeypatch, missin
     with pytest.raises(FileNotFoundError) as error:
         missing()
     assert f"{tmp_path}/no" in str(error.value)
+
+
+def test_a_remedy_is_worded_for_those_who_give_its_arguments():
+    error = with_remedy(
+        ValueError, "`a {}` is 1.", "Give {lr_rate} and {force}, or leave {a} out.", lr_rate=2, force=True, a=None
+    )
+    assert str(error) == "`a {}` is 1. Give lr_rate=2 and force=True, or leave a out."
+    assert reworded(error, lambda name, value: f"<{name} {value}>") == (
+        "`a {}` is 1. Give <lr_rate 2> and <force True>, or leave <a None> out."
+    )
+    assert reworded(KeyError("x"), lambda name, value: "") == "'x'"
 
 
 def test_a_target_is_checked_without_being_made(tmp_path, monkeypatch):

@@ -116,7 +116,7 @@ def test_interrupt_and_resume(run, tmp_path, monkeypatch):
     assert "Stopped after step 3. Its state is in set.safetensors.run: go on with --resume." in result.output
     monkeypatch.setattr(training._Run, "advance", advance)
     fails(run("train-sorter", *TINY, "--lr", "0.5", "--resume"), "`config` must be that of the run to resume: lr was")
-    fails(run("train-sorter", "--lr", "0.5", "--resume"), "Leave that option out to take the saved one.")
+    fails(run("train-sorter", "--lr", "0.5", "--resume"), "and is 0.5. Leave it out to take the saved one.")
     assert run("train-sorter", "--resume", "--quiet", "--seed", 0).exit_code == 0
     resumed = (tmp_path / "set.safetensors").read_bytes()
     assert run("train-sorter", *TINY, "--overwrite").exit_code == 0
@@ -148,7 +148,7 @@ def test_interrupt_and_resume(run, tmp_path, monkeypatch):
         ),
         (["--seq-len", "20", "--lengths", "5", "50"], "`lengths` must not be given beside `seq_len`,"),
         (["--sorter", "cnn", "--seq-len", "20"], "`seq_len` must be at least 37 for the cnn sorter,"),
-        (["--compile"], "Add --gradient-weight 0, or leave --compile out."),
+        (["--compile"], "Set --gradient-weight 0, or leave --compile out."),
         (["--resume"], "`resume` needs the state of an unfinished run at set.safetensors.run: no such file."),
         (["--speed", "9"], "No such option"),
     ],

@@ -1259,16 +1259,6 @@ def test_a_log_that_cannot_be_written_leaves_the_old_one(finished, tmp_path, mon
     assert list(out.glob(".*")) == []
 
 
-def test_signals_that_are_ignored_stay_so():
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        with comparing._interruptible() as received:
-            signal.raise_signal(signal.SIGTERM)
-        assert received == []
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_killed_comparisons_end_as_others_do():
     """Many more kills are made by the script itself; the moments of these are the same everywhere."""

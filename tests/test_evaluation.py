@@ -138,6 +138,17 @@ def test_relative_handles_constant_lists():
     torch.testing.assert_close(ranks, torch.full((5,), 3.0))
 
 
+def test_all_are_measured_on_the_same_lists_and_say_how_far_they_are(monkeypatch):
+    monkeypatch.setattr(evaluation, "LONGEST_QUADRATIC", 10)
+    shares = []
+    functions = {"laplace": sodeep.laplace_rank, "sigmoid": sodeep.sigmoid_rank}
+    laplace, sigmoid = evaluation.evaluate_all(functions, lengths=(10, 20), n=10, lists=4, on_progress=shares.append)
+    assert laplace.errors.keys() == {10, 20}
+    assert sigmoid.errors == evaluation.evaluate(sodeep.sigmoid_rank, lengths=(10,), n=10, lists=4).errors
+    assert shares == sorted(shares)
+    assert shares[-1] == pytest.approx(1)
+
+
 def test_evaluate_and_report():
     results = [
         evaluation.evaluate(fn, name, lengths=(10, 30), n=30, lists=8, distributions=("normal", "clusters"))

@@ -22,6 +22,7 @@ ORDER = [
     "_checks",
     "_extras",
     "_files",
+    "_signals",
     "_precision",
     "_sort",
     "_ties",

@@ -74,7 +74,7 @@ def test_error_on_each_distribution_is_that_of_the_card(name, sorter, card):
 
 @every_file
 def test_its_config_can_be_trained_again(name, sorter):
-    config = sodeep.TrainConfig(**sorter.trained["config"])
+    config = sodeep.TrainConfig(**sorter.trained["config"]).resolve()
     assert (config.sorter, config.seq_len, config.steps) == (
         sorter.name,
         sorter.seq_len,

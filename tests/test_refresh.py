@@ -91,7 +91,7 @@ def test_a_worse_copy_is_dropped():
 
 @pytest.mark.parametrize("name", ["set", "mlp", "cnn", "lstm"])
 def test_gradient_weight_and_gentle_rate_are_those_of_the_recipe(name):
-    sorter, usual = build_sorter(name, seq_len=40), TrainConfig(sorter=name)
+    sorter, usual = build_sorter(name, seq_len=40), TrainConfig(sorter=name).resolve()
     assert RefreshedSorter(sorter).gradient_weight == usual.gradient_weight > 0
     assert RefreshedSorter(sorter).lr == min(3e-4, usual.lr / 5)
     assert RefreshedSorter(sorter, gradient_weight=0).gradient_weight == 0

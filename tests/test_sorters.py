@@ -23,7 +23,6 @@ from sodeep.sorters import (
     cauchy_fit,
     double_backward,
     standardise,
-    values_only,
 )
 from sodeep.training import TrainConfig
 
@@ -461,8 +460,7 @@ def test_gradient_of_the_set_sorter_where_scores_tie_is_like_that_of_a_handcraft
 
 def test_fitting_the_values_of_a_set_sorter_leaves_its_slope_alone() -> None:
     sorter = small_sorter("set")
-    with values_only(sorter):
-        sorter(normal(2, LENGTH)).square().sum().backward()
+    sorter.values(normal(2, LENGTH)).square().sum().backward()
     assert all(weight.grad is None for weight in sorter.slope.parameters())
     assert all(weight.grad is not None for weight in sorter.stages.parameters())
 
@@ -720,6 +718,28 @@ def test_another_length_is_an_error(name: str) -> None:
     where[1, 3] = False
     with pytest.raises(ValueError, match=whole(message)):
         sorter(normal(2, 40), where)
+
+
+OPTIONS: dict[str, list[dict[str, object]]] = {
+    "lstm": [{"head": "item"}, {"head": "sum"}, {"hidden": 4}, {"hidden": 8}, {"start": "random"}],
+    "gru": [{"head": "dense"}, {"head": "item"}],
+    "cnn": [{"start": "random"}],
+    "set": [{"gradient": "values"}],
+}
+
+
+@pytest.mark.parametrize(("name", "options"), [(n, o) for n in SORTERS for o in [{}, *OPTIONS.get(n, [])]])
+def test_what_a_class_says_of_its_sorters_is_true(name: str, options: dict[str, object]) -> None:
+    kind = SORTERS[name]
+    if kind.any_length(options):
+        assert build_sorter(name, **options).seq_len is None
+    else:
+        with pytest.raises(ValueError, match=r"^`seq_len` must be given"):
+            build_sorter(name, **options)
+    with torch.device("meta"):
+        sorter = build_sorter(name, 40, **options)
+    assert sorter.any_length(sorter.config) == kind.any_length(options)
+    assert sorter.recipe(sorter.config) == kind.recipe({**options, "seq_len": 40})
 
 
 @pytest.mark.parametrize(("name", "shortest"), [("cnn", 37), ("mlp", 2)])

@@ -66,14 +66,14 @@ def raises(kind, message):
 
 def test_config_is_plain_values_and_survives_json():
     config = tiny(sorter="lstm", seq_len=8, sorter_config={"hidden": 4})
-    assert TrainConfig(**json.loads(json.dumps(config.to_dict()))) == config
+    assert TrainConfig(**json.loads(json.dumps(config.to_dict()))).resolve() == config.resolve()
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.lr = 1.0
 
 
 def test_config_is_the_one_its_file_gives_back(tmp_path, monkeypatch):
     config = tiny(sorter_config={"frequencies": (4, 6)}, device=torch.device("cpu"))
-    assert TrainConfig(**json.loads(json.dumps(config.to_dict()))) == config
+    assert TrainConfig(**json.loads(json.dumps(config.to_dict()))).resolve() == config.resolve()
     interrupt_after(monkeypatch, step=3)
     with pytest.raises(TrainingInterrupted):
         train_sorter(config, out=tmp_path / "s")
@@ -84,17 +84,18 @@ def test_config_is_the_one_its_file_gives_back(tmp_path, monkeypatch):
 
 
 def test_recipe_fills_in_what_is_not_given():
-    assert TrainConfig(sorter="mlp").lr == 1e-3
-    assert TrainConfig(sorter="lstm").lr == 2e-5  # a larger rate would break what it starts with
+    assert TrainConfig(sorter="mlp").resolve().lr == 1e-3
+    assert TrainConfig(sorter="lstm").resolve().lr == 2e-5  # a larger rate would break what it starts with
     for options in ({"start": "random"}, {"head": "item"}, {"hidden": 4}):  # all of which start at random
-        assert TrainConfig(sorter="lstm", sorter_config=options).lr == 1e-3
-    assert TrainConfig(sorter="cnn").lr == 5e-4
-    assert TrainConfig(sorter="cnn", sorter_config={"start": "random"}).lr == 1e-3
-    assert TrainConfig(sorter="lstm").seq_len == 100
-    assert TrainConfig(sorter="set").seq_len is None
-    assert TrainConfig(sorter="gru").seq_len is None
-    assert TrainConfig(sorter="lstm", sorter_config={"head": "item"}).seq_len is None
-    assert TrainConfig(lr=0.5).lr == 0.5
+        assert TrainConfig(sorter="lstm", sorter_config=options).resolve().lr == 1e-3
+    assert TrainConfig(sorter="cnn").resolve().lr == 5e-4
+    assert TrainConfig(sorter="cnn", sorter_config={"start": "random"}).resolve().lr == 1e-3
+    assert TrainConfig(sorter="lstm").resolve().seq_len == 100
+    assert TrainConfig(sorter="set").resolve().seq_len is None
+    assert TrainConfig(sorter="gru").resolve().seq_len is None
+    assert TrainConfig(sorter="lstm", sorter_config={"head": "item"}).resolve().seq_len is None
+    assert TrainConfig(lr=0.5).resolve().lr == 0.5
+    assert TrainConfig().lr is None
 
 
 @pytest.mark.parametrize(
@@ -155,6 +156,26 @@ def test_bad_config(change, message):
         TrainConfig(**change)
 
 
+def test_options_that_a_sorter_does_not_have_are_told_at_once():
+    with pytest.raises(ValueError, match=r"^`config of the mlp sorter` must be one of .*, got 'units'\.$"):
+        TrainConfig(sorter="mlp", sorter_config={"units": 4})
+
+
+def test_a_compiled_run_is_the_same(monkeypatch):
+    compiled, compiler = [], torch.compile
+
+    def compile_eagerly(function):
+        compiled.append(function)
+        return compiler(function, backend="eager")
+
+    monkeypatch.setattr(torch, "compile", compile_eagerly)
+    same = {"sorter": "mlp", "seq_len": 6, "sorter_config": {"hidden": 4}, "gradient_weight": 0.0}
+    assert_same_weights(
+        weights(train_sorter(tiny(**same, compile=True)).sorter), weights(train_sorter(tiny(**same)).sorter)
+    )
+    assert len(compiled) == 1
+
+
 # ---- reproducible --------------------------------------------------------------------------------------------------
 
 
@@ -210,7 +231,7 @@ def test_first_weights_are_kept_where_no_validation_is_better(tmp_path, monkeypa
     result = train_sorter(tiny(), out=tmp_path / "whole")
     assert result.best_step == 0
     assert result.error < min(row["errors"]["validation"] for row in result.history)
-    assert_same_weights(weights(result.sorter), training._Run(tiny()).weights)
+    assert_same_weights(weights(result.sorter), training._Run(tiny().resolve()).weights)
     interrupt_after(monkeypatch, step=3)
     with pytest.raises(TrainingInterrupted):
         train_sorter(tiny(), out=tmp_path / "parts")
@@ -475,7 +496,7 @@ def test_unfinished_run_is_not_overwritten(tmp_path, monkeypatch):
         train_sorter(tiny(), out=out)
     with raises(
         ValueError,
-        "`config` must be that of the run to resume: lr was 0.002 and is 0.5. Leave config out to take the saved one.",
+        "`config` must be that of the run to resume: lr was 0.002 and is 0.5. Leave it out to take the saved one.",
     ):
         train_sorter(dataclasses.replace(tiny(lr=0.002), lr=0.5), out=out, resume=True)
 
@@ -895,7 +916,7 @@ def test_tensorboard_tags(tmp_path):
 
 
 def test_batch_statistics_of_a_validation_are_those_of_many_batches_and_leave_the_run_alone():
-    config = tiny(sorter="cnn", seq_len=40, batch_size=4, steps=2)
+    config = tiny(sorter="cnn", seq_len=40, batch_size=4, steps=2).resolve()
     run = sodeep.training._Run(config)
     run.advance()
     before = {name: tensor.clone() for name, tensor in run.weights.items()}
