@@ -35,7 +35,7 @@ from sodeep._checks import (
 from sodeep._labels import as_labels, label_tensor, same_label
 from sodeep._precision import full_precision, working_dtype
 from sodeep._ties import tie_equal_rows
-from sodeep.losses._common import reduce_defined
+from sodeep.losses._common import LossModule, reduce_defined
 from sodeep.scale import gather as gather_rows
 
 
@@ -247,7 +247,7 @@ def _takes_where(loss: Callable[..., Any]) -> bool:
     return any(p.name == "where" or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
-class _OnEmbeddings(nn.Module):
+class _OnEmbeddings(LossModule[Any]):
     """What the losses on embeddings share: a loss on scores, and how the scores are made."""
 
     def __init__(self, loss: Callable[..., Any], similarity: str, gather: bool, scale: Any) -> None:

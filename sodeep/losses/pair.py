@@ -49,6 +49,7 @@ from sodeep._checks import (
 )
 from sodeep.losses._common import (
     Lists,
+    ListStats,
     Loss,
     check_range,
     check_reduction,
@@ -66,7 +67,9 @@ def _has_both(lists: Lists) -> Tensor:
     return (lists.positive.sum(-1) > 0) & (lists.negative.sum(-1) > 0)
 
 
-def _reduce_over_both(values: Tensor, lists: Lists, scores: Tensor, reduction: str, return_stats: bool) -> Any:
+def _reduce_over_both(
+    values: Tensor, lists: Lists, scores: Tensor, reduction: str, return_stats: bool
+) -> Tensor | tuple[Tensor, ListStats]:
     needs = "both a relevant item and one that is not"
     return reduce_defined(values, _has_both(lists), scores, reduction, return_stats, needs=needs)
 
@@ -206,7 +209,7 @@ def contrastive_loss(
     where: Tensor | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, ListStats]:
     """Pull positives above one similarity, push negatives below another.
 
     For a list, with means over the active hinges (0 for a side that has none)::
@@ -262,7 +265,7 @@ def triplet_loss(
     where: Tensor | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, ListStats]:
     """Every positive above every negative by a margin, without ever making a list of triplets.
 
     For a list, the mean over its active triplets (p in P, n in N, hinge above zero) of ``[s_n - s_p + margin]+``, among
@@ -373,7 +376,7 @@ def nt_xent_loss(
     where: Tensor | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, ListStats]:
     """Normalised temperature-scaled cross entropy (InfoNCE): each positive has to be picked out among the negatives.
 
     For a list, with T the temperature::
@@ -421,7 +424,7 @@ def n_pairs_loss(
     where: Tensor | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, ListStats]:
     """Multi-class N-pairs: ``mean_{p in P} log(1 + sum_{n in N} e^{s_n - s_p})`` for a list.
 
     Sohn 2016, Eq. 7, where a list has one positive and one negative of each other class; any number of each will do.
@@ -458,7 +461,7 @@ def nca_loss(
     where: Tensor | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, ListStats]:
     """Neighbourhood components analysis: the probability that a soft nearest neighbour is relevant.
 
     For a list, with T the temperature::
@@ -504,7 +507,7 @@ def lifted_structure_loss(
     where: Tensor | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, ListStats]:
     """Lifted structure, in the form for one anchor: the soft-hardest positive against the soft-hardest negative.
 
     For a list::
@@ -561,7 +564,7 @@ def binomial_deviance_loss(
     where: Tensor | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, ListStats]:
     """A smooth contrastive loss: each pair against one threshold, alone.
 
     For a list (0 for a side that has no pair)::
@@ -618,7 +621,7 @@ def bin_lifted_loss(
     where: Tensor | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, ListStats]:
     """BinLifted: the mean of the pair weights of binomial deviance and lifted structure.
 
     Wang et al. 2019 (supplement, Eq. 10) define it by its weights; for a negative::
@@ -678,7 +681,7 @@ def multi_similarity_loss(
     where: Tensor | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, ListStats]:
     """Multi-Similarity: each pair against a threshold and against the other pairs of its list.
 
     For a list::
@@ -758,7 +761,7 @@ def histogram_loss(
     where: Tensor | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, ListStats]:
     """Probability that a random negative pair of the batch is more similar than a random positive one, by histograms.
 
     With nodes t_r = low + r D, r = 0 ... num_bins, D = (high - low) / num_bins, every score gives to its two
@@ -825,7 +828,7 @@ def histogram_loss(
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-class ContrastiveLoss(Loss):
+class ContrastiveLoss(Loss[ListStats]):
     """Module form of `contrastive_loss`.
 
     Example:
@@ -839,7 +842,7 @@ class ContrastiveLoss(Loss):
         super().__init__(pos_margin=pos_margin, neg_margin=neg_margin, reduction=reduction)
 
 
-class TripletLoss(Loss):
+class TripletLoss(Loss[ListStats]):
     """Module form of `triplet_loss`.
 
     Example:
@@ -853,7 +856,7 @@ class TripletLoss(Loss):
         super().__init__(margin=margin, mining=mining, reduction=reduction)
 
 
-class NTXentLoss(Loss):
+class NTXentLoss(Loss[ListStats]):
     """Module form of `nt_xent_loss`.
 
     Example:
@@ -867,7 +870,7 @@ class NTXentLoss(Loss):
         super().__init__(temperature=temperature, reduction=reduction)
 
 
-class NPairsLoss(Loss):
+class NPairsLoss(Loss[ListStats]):
     """Module form of `n_pairs_loss`.
 
     Example:
@@ -881,7 +884,7 @@ class NPairsLoss(Loss):
         super().__init__(reduction=reduction)
 
 
-class NCALoss(Loss):
+class NCALoss(Loss[ListStats]):
     """Module form of `nca_loss`.
 
     Example:
@@ -895,7 +898,7 @@ class NCALoss(Loss):
         super().__init__(temperature=temperature, reduction=reduction)
 
 
-class LiftedStructureLoss(Loss):
+class LiftedStructureLoss(Loss[ListStats]):
     """Module form of `lifted_structure_loss`.
 
     Example:
@@ -909,7 +912,7 @@ class LiftedStructureLoss(Loss):
         super().__init__(margin=margin, reduction=reduction)
 
 
-class BinomialDevianceLoss(Loss):
+class BinomialDevianceLoss(Loss[ListStats]):
     """Module form of `binomial_deviance_loss`.
 
     Example:
@@ -923,7 +926,7 @@ class BinomialDevianceLoss(Loss):
         super().__init__(alpha=alpha, beta=beta, base=base, reduction=reduction)
 
 
-class BinLiftedLoss(Loss):
+class BinLiftedLoss(Loss[ListStats]):
     """Module form of `bin_lifted_loss`.
 
     Example:
@@ -937,7 +940,7 @@ class BinLiftedLoss(Loss):
         super().__init__(alpha=alpha, beta=beta, base=base, reduction=reduction)
 
 
-class MultiSimilarityLoss(Loss):
+class MultiSimilarityLoss(Loss[ListStats]):
     """Module form of `multi_similarity_loss`.
 
     Example:
@@ -959,7 +962,7 @@ class MultiSimilarityLoss(Loss):
         super().__init__(alpha=alpha, beta=beta, base=base, epsilon=epsilon, reduction=reduction)
 
 
-class HistogramLoss(Loss):
+class HistogramLoss(Loss[ListStats]):
     """Module form of `histogram_loss`.
 
     Example:

@@ -22,7 +22,7 @@ it, and freeze it: an optimiser that is handed the loss finds nothing to train.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ from sodeep._checks import (
 from sodeep._lists import warn_of_outputs
 from sodeep._precision import working_dtype
 from sodeep._sort import order_of_whole
-from sodeep.losses._common import Loss, loss_function, mean_where, prepare, reduce_defined
+from sodeep.losses._common import ListStats, Loss, loss_function, mean_where, prepare, reduce_defined
 from sodeep.ranks import RankFunction, apply_rank_fn, check_rank_fn, exact_rank
 
 
@@ -72,7 +72,7 @@ def spearman_loss(
     value_loss: str = "l1",
     reduction: str = "mean",
     return_stats: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, SpearmanStats]:
     """Mean squared difference between the ranks of the scores and those of the targets.
 
     loss = mean over lists of 1/n * sum over i of ((rank_fn(scores)_i - exact_rank(target)_i) / n)^2  [+ value term]
@@ -145,7 +145,7 @@ def map_loss(
     form: str = "ap",
     reduction: str = "mean",
     return_stats: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, ListStats]:
     """Mean average precision, from the ranks of the relevant items.
 
     form="ap": loss = 1 - AP, with AP = mean over the relevant i of (rank of i among the relevant) / (rank of i among
@@ -210,7 +210,7 @@ def recall_loss(
     where: Tensor | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, ListStats]:
     """Hinge between the ranks of the relevant items and those of the hardest others (SoDeep's recall loss).
 
     loss = mean over relevant p of max over other c of max(0, margin + r_p - r_c), r = rank_fn(scores) / n
@@ -261,7 +261,7 @@ def recall_loss(
     return reduce_defined(_mean_of_real(per_item, positive), defined, scores, reduction, return_stats, needs)
 
 
-class SpearmanLoss(Loss):
+class SpearmanLoss(Loss[SpearmanStats]):
     """`spearman_loss` as a module: ``SpearmanLoss(rank_fn)(scores, target, where=None)``.
 
     Args:
@@ -283,7 +283,7 @@ class SpearmanLoss(Loss):
         super().__init__(rank_fn=rank_fn, value_weight=value_weight, value_loss=value_loss, reduction=reduction)
 
 
-class MAPLoss(Loss):
+class MAPLoss(Loss[ListStats]):
     """`map_loss` as a module: ``MAPLoss(rank_fn)(scores, relevant, where=None)``.
 
     Args:
@@ -302,7 +302,7 @@ class MAPLoss(Loss):
         super().__init__(rank_fn=rank_fn, form=form, reduction=reduction)
 
 
-class RecallLoss(Loss):
+class RecallLoss(Loss[ListStats]):
     """`recall_loss` as a module: ``RecallLoss(rank_fn)(scores, relevant, where=None)``.
 
     Args:

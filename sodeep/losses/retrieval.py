@@ -43,7 +43,7 @@ from sodeep._checks import (
     is_whole,
     traces_no_gradient,
 )
-from sodeep.losses._common import Lists, Loss, check_range, loss_function, optional, prepare, reduce_defined
+from sodeep.losses._common import Lists, ListStats, Loss, check_range, loss_function, optional, prepare, reduce_defined
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The walk over (query, relevant item) pairs
@@ -307,7 +307,7 @@ def smooth_ap_loss(
     where: Tensor | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, ListStats]:
     r"""One minus Smooth-AP: average precision with every "j above i" softened to a sigmoid.
 
     Definition, for a query with relevant items P and other items N, D_ij = s_j - s_i and G(x) = sigmoid(x / tau):
@@ -355,7 +355,7 @@ def smooth_ap_loss(
     return reduce_defined(1 - ap, lists.positive.sum(1) > 0, scores, reduction, return_stats)
 
 
-class SmoothAPLoss(Loss):
+class SmoothAPLoss(Loss[ListStats]):
     """`smooth_ap_loss` as a Module."""
 
     function = staticmethod(smooth_ap_loss)
@@ -382,7 +382,7 @@ def quantized_ap_loss(
     where: Tensor | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, ListStats]:
     r"""One minus quantised AP (AP_Q): average precision of a softened histogram of the scores.
 
     Definition, for M bins with centres evenly from `high` down to `low`, gap = (high - low) / (M - 1), and the
@@ -432,7 +432,7 @@ def quantized_ap_loss(
     return reduce_defined(1 - ap, lists.positive.sum(1) > 0, scores, reduction, return_stats)
 
 
-class QuantizedAPLoss(Loss):
+class QuantizedAPLoss(Loss[ListStats]):
     """`quantized_ap_loss` as a Module."""
 
     function = staticmethod(quantized_ap_loss)
@@ -458,7 +458,7 @@ def fast_ap_loss(
     where: Tensor | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, ListStats]:
     r"""One minus FastAP: average precision from histograms of squared distance between unit vectors.
 
     Definition, with z = 2 - 2 s in [0, 4] the squared distance of unit vectors of cosine similarity s, soft histograms
@@ -499,7 +499,7 @@ def fast_ap_loss(
     )
 
 
-class FastAPLoss(Loss):
+class FastAPLoss(Loss[ListStats]):
     """`fast_ap_loss` as a Module."""
 
     function = staticmethod(fast_ap_loss)
@@ -533,7 +533,7 @@ def sup_ap_loss(
     where: Tensor | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, ListStats]:
     r"""ROADMAP: one minus SupAP, an upper bound of 1 - AP, plus a calibration of the scores.
 
     Definition, for a query with relevant items P and other items N, and D_ij = s_j - s_i:
@@ -599,7 +599,7 @@ def sup_ap_loss(
     return reduce_defined(loss, lists.positive.sum(1) > 0, scores, reduction, return_stats)
 
 
-class SupAPLoss(Loss):
+class SupAPLoss(Loss[ListStats]):
     """`sup_ap_loss` as a Module."""
 
     function = staticmethod(sup_ap_loss)
@@ -656,7 +656,7 @@ def recall_at_k_loss(
     where: Tensor | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, ListStats]:
     r"""One minus a smooth recall@k, averaged over several k.
 
     Definition, for a query with relevant items P among its items:
@@ -700,7 +700,7 @@ def recall_at_k_loss(
     return reduce_defined(1 - recall, lists.positive.sum(1) > 0, scores, reduction, return_stats)
 
 
-class RecallAtKLoss(Loss):
+class RecallAtKLoss(Loss[ListStats]):
     """`recall_at_k_loss` as a Module."""
 
     function = staticmethod(recall_at_k_loss)

@@ -8,14 +8,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from sodeep._checks import check_device, check_finite, check_positive, check_same_shape, check_scores, check_where
 from sodeep._precision import working_dtype
-from sodeep.losses._common import Loss, loss_function, optional, reduce_defined
+from sodeep.losses._common import ListStats, Loss, loss_function, optional, reduce_defined
 from sodeep.ranks import RankFunction, apply_rank_fn, check_rank_fn, sigmoid_rank
 
 
@@ -30,7 +28,7 @@ def asp_loss(
     where: Tensor | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, ListStats]:
     r"""One minus average semantic precision (ASP), between ranks by score and ranks by meaning.
 
     Definition, for the items i of a query, R(i, S) its rank by similarity and R(i, C) its rank by semantic score:
@@ -100,7 +98,7 @@ def asp_loss(
     return reduce_defined(1 - asp, count > 0, scores, reduction, return_stats, needs="a real item")
 
 
-class ASPLoss(Loss):
+class ASPLoss(Loss[ListStats]):
     """`asp_loss` as a Module."""
 
     function = staticmethod(asp_loss)
