@@ -40,16 +40,15 @@ from sodeep._checks import (
     check_choice,
     check_device,
     check_finite,
-    check_same_shape,
     check_scores,
     check_where,
     compiling,
     describe,
     readable,
 )
-from sodeep._lists import of_one_item, prepare, warn_of_outputs
-from sodeep._precision import full_precision, working_dtype
-from sodeep._sort import ascending, order_of_whole
+from sodeep._lists import check_target, of_one_item, prepare, warn_of_outputs
+from sodeep._precision import full_precision, wide_dtype, working_dtype
+from sodeep._sort import ascending, ordered_floats
 from sodeep.ranks import exact_rank
 
 
@@ -123,7 +122,7 @@ def asp(scores: Tensor, semantic: Tensor, where: Tensor | None = None, *, chunk_
     """
 
     def mean_ratio(scores: Tensor, semantic: Tensor, real: Tensor) -> Tensor:
-        x, y = (exact_rank(values, where=real).to(_wide(scores)) for values in (scores, semantic))
+        x, y = (exact_rank(values, where=real).to(wide_dtype(scores)) for values in (scores, semantic))
         ratio = torch.minimum(x, y) / torch.maximum(x, y)
         return ratio.masked_fill(~real, 0).sum(-1) / real.sum(-1)
 
@@ -308,7 +307,7 @@ def median_rank(
 
     def first_rank(order: _Order) -> Tensor:
         above, tied, _, hits_tied = order.group_at(order.relevant.int().argmax(-1))
-        return above + (tied + 1) / (hits_tied.to(_wide(scores)) + 1)
+        return above + (tied + 1) / (hits_tied.to(wide_dtype(scores)) + 1)
 
     return _per_query(first_rank, "median_rank", scores, relevant, where, chunk_size)
 
@@ -378,11 +377,6 @@ def pmrp(
 # ---- what they share -------------------------------------------------------------------------------------------------
 
 
-def _wide(like: Tensor) -> torch.dtype:
-    """The dtype to sum in: float64, where the device has it."""
-    return torch.float32 if like.device.type == "mps" else torch.float64
-
-
 class _Order(NamedTuple):
     """The items of each list, best first; masked ones last. Counts are whole numbers, (rows, N) or (rows,)."""
 
@@ -423,7 +417,7 @@ class _Order(NamedTuple):
 
 def _share_within(order: _Order, k: Tensor) -> Tensor:
     """The chance of each item to be among the first k (rows,): between 0 and 1 only where k cuts its tied group."""
-    tied = (order.through - order.above).to(_wide(k))
+    tied = (order.through - order.above).to(wide_dtype(k))
     return ((k.unsqueeze(-1) - order.above) / tied).clamp(0, 1)
 
 
@@ -434,19 +428,19 @@ def _hits(order: _Order, k: Tensor) -> Tensor:
 
 def _precision_sum(order: _Order, k: Tensor) -> Tensor:
     """Sum of the precision at the relevant items among the first k (rows,)."""
-    precision = order.hits.gather(-1, order.through - 1) / order.through.to(_wide(k))
+    precision = order.hits.gather(-1, order.through - 1) / order.through.to(wide_dtype(k))
     return (order.relevant * _share_within(order, k) * precision).sum(-1)
 
 
 def _choose_log(n: Tensor, m: Tensor) -> Tensor:
     """log(n (n - 1) ... (n - m + 1)); whatever where n < m."""
-    n = n.to(_wide(n))
+    n = n.to(wide_dtype(n))
     return (n + 1).lgamma() - (n - m + 1).clamp(min=1).lgamma()
 
 
 def _deviation(ranks: Tensor, real: Tensor) -> Tensor:
     """Ranks minus their mean, in float64, 0 at masked items. Exactly 0 where all are equal."""
-    ranks = ranks.to(_wide(ranks)).masked_fill(~real, 0)
+    ranks = ranks.to(wide_dtype(ranks)).masked_fill(~real, 0)
     middle = (real.sum(-1, keepdim=True) + 1) / 2  # the mean of average ranks, ties or not
     return (ranks - middle).masked_fill(~real, 0)
 
@@ -529,17 +523,8 @@ def _compare_orders(
     chunk_size: int | None,
 ) -> Tensor:
     """Check, and apply `metric` to both score lists and the mask of real items."""
-    check_scores(scores)
-    whole = isinstance(other, Tensor) and not other.is_floating_point() and not other.is_complex()
-    check_scores(other.to(_wide(scores)) if whole else other, other_name)
-    check_same_shape(other, scores, other_name, "scores")
-    check_device(other, scores, other_name, "scores")
-    where = check_where(where, scores)
-    check_finite(scores, where)
-    if whole:
-        other = order_of_whole(other).to(_wide(scores))
-    check_finite(other, where, other_name)
+    _, where = check_target(scores, other, where, other_name)
     real = torch.ones_like(scores, dtype=torch.bool) if where is None else where
     n = scores.shape[-1]
-    rows = (x.reshape(-1, n) for x in (scores, other, real))
+    rows = (x.reshape(-1, n) for x in (scores, ordered_floats(other), real))
     return _finish(_in_chunks(metric, chunk_size, *rows), name, needs, scores, other_name)

@@ -288,6 +288,19 @@ def test_no_lists(name):
     assert grad.shape == (0, 9)
 
 
+@every_loss
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.int64])
+def test_whole_numbers_are_targets_too(name, dtype):
+    """As what is relevant, and as what the scores should be ordered like."""
+    member = LOSSES[name]
+    scores = draw(member)[0].float()
+    target = torch.randint(2, scores.shape, generator=seeded(4)).to(dtype)
+    as_floats = target.double() if member.target != "relevant" else target.bool()
+    values_are_equal(member.loss(scores, target), member.loss(scores, as_floats))
+    if dtype != torch.bool and member.target != "relevant":
+        values_are_equal(member.loss(scores, 3 * target + 40), member.loss(scores, 3 * as_floats + 40))
+
+
 @every_loss_of_lists
 def test_without_reduction_every_list_has_its_value(name):
     """(...), NaN where a list is undefined: the mean of the others is the mean reduction, in value and in gradient."""

@@ -12,24 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from sodeep._checks import check_choice, readable
-from sodeep._lists import Lists, as_relevance, of_one_item, prepare
+from sodeep._lists import masked_mean, of_one_item
 from sodeep._precision import full_precision
 from sodeep.ranks import drop_other_state
 
 __all__ = [
     "ListStats",
-    "Lists",
     "Loss",
     "LossFunction",
     "LossModule",
     "UndefinedListWarning",
-    "as_relevance",
     "check_range",
     "check_reduction",
     "loss_function",
-    "mean_where",
     "optional",
-    "prepare",
     "reduce_defined",
 ]
 
@@ -90,11 +86,6 @@ class UndefinedListWarning(UserWarning):
     """No list of the batch was defined, so the loss was a constant zero, or NaN for each list without a reduction."""
 
 
-def mean_where(values: Tensor, defined: Tensor) -> Tensor:
-    """Mean of `values` (Q,) over the `defined` ones; 0 when none is."""
-    return values.masked_fill(~defined, 0).sum() / defined.sum().clamp(min=1)
-
-
 @overload
 def reduce_defined(
     values: Tensor, defined: Tensor, scores: Tensor, reduction: str = ..., *, needs: str = ..., other: str = ...
@@ -131,7 +122,7 @@ def reduce_defined(
     """
     count = defined.sum()
     if reduction == "mean":
-        loss = mean_where(values, defined)
+        loss = masked_mean(values, defined)
     else:
         loss = values.masked_fill(~defined, torch.nan).view(scores.shape[:-1])
     if not values.requires_grad:

@@ -33,7 +33,7 @@ from sodeep._checks import (
     readable,
 )
 from sodeep._labels import as_labels, label_tensor, same_label
-from sodeep._precision import full_precision, working_dtype
+from sodeep._precision import full_precision, wide_dtype, working_dtype
 from sodeep._ties import tie_equal_rows
 from sodeep.losses._common import LossModule, reduce_defined
 from sodeep.scale import gather as gather_rows
@@ -62,7 +62,7 @@ def _dot(x: Tensor, y: Tensor) -> Tensor:
 def _euclidean(x: Tensor, y: Tensor) -> Tensor:
     # |x|² + |y|² − 2xy is a matrix product, but in float32 its rounding puts equal rows at a distance of 1e-3 of their
     # length. float64 resolves 1e-7; what is below its rounding is 0, with gradient 0 where the root has none.
-    wide = torch.float32 if x.device.type == "mps" else torch.float64
+    wide = wide_dtype(x)
     a, b = x.to(wide), y.to(wide)
     sizes = a.square().sum(-1, keepdim=True) + b.square().sum(-1)
     squares = sizes - 2 * a @ b.T

@@ -47,15 +47,14 @@ from sodeep._checks import (
     in_forward_mode,
     readable,
 )
+from sodeep._lists import Lists, masked_mean, prepare
 from sodeep.losses._common import (
-    Lists,
     ListStats,
     Loss,
     check_range,
     check_reduction,
     loss_function,
     optional,
-    prepare,
     reduce_defined,
 )
 
@@ -72,11 +71,6 @@ def _reduce_over_both(
 ) -> Tensor | tuple[Tensor, ListStats]:
     needs = "both a relevant item and one that is not"
     return reduce_defined(values, _has_both(lists), scores, reduction, return_stats, needs=needs)
-
-
-def _mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the last axis of the entries in `mask`; 0 where it has none."""
-    return torch.where(mask, x, 0.0).sum(-1) / mask.sum(-1).clamp(min=1)
 
 
 @torch.no_grad()
@@ -217,8 +211,8 @@ def contrastive_loss(
         mean_P [pos_margin - s]+  +  mean_N [s - neg_margin]+
 
     This is the calibration term of ROADMAP (Ramzi et al. 2021), whose margins on cosine similarities are the defaults.
-    The classical loss on distances, D for positives and [m - D]+ for negatives, is ``pos_margin=0, neg_margin=-m`` on
-    scores -D (Hadsell et al. 2006 square both).
+    The classical loss on distances, D for positives and [m - D]+ for negatives, is
+    ``pos_margin=0, neg_margin=-m`` on scores -D (Hadsell et al. 2006 square both).
 
     Args:
         scores: (..., N), floating point, higher = closer.
@@ -312,7 +306,7 @@ def triplet_loss(
         lowest = torch.finfo(s.dtype).min / 4
         hardest = s.masked_fill(~negative, lowest).amax(-1, keepdim=True)
         hinge = hardest - s + margin
-        values = _mean(hinge, positive & ~(hinge <= 0))  # in words that keep NaN
+        values = masked_mean(hinge, positive & ~(hinge <= 0))  # in words that keep NaN
     else:
         # A sum of hinges is linear in the scores once it is known which are active. So all that is needed is in how
         # many active triplets each item is, and these counts are the gradient.
@@ -413,7 +407,7 @@ def nt_xent_loss(
     lists = prepare(scores, relevant, where)
     s = _bound(lists.scores / temperature)
     below = _softplus(_logsumexp(s, lists.negative).unsqueeze(-1) - s)
-    return _reduce_over_both(_mean(below, lists.positive), lists, scores, reduction, return_stats)
+    return _reduce_over_both(masked_mean(below, lists.positive), lists, scores, reduction, return_stats)
 
 
 @loss_function()
@@ -600,7 +594,7 @@ def binomial_deviance_loss(
     lists = prepare(scores, relevant, where)
     _, positive, negative, _ = lists
     deviance = _softplus(_exponent(lists, alpha, beta, base))
-    values = _mean(deviance, positive) + _mean(deviance, negative)
+    values = masked_mean(deviance, positive) + masked_mean(deviance, negative)
     return reduce_defined(values, (positive | negative).any(-1), scores, reduction, return_stats, needs="a real item")
 
 

@@ -30,17 +30,12 @@ from torch import Tensor
 from sodeep._checks import (
     check_at_least,
     check_choice,
-    check_device,
-    check_finite,
     check_number,
-    check_same_shape,
-    check_scores,
-    check_where,
 )
-from sodeep._lists import warn_of_outputs
+from sodeep._lists import check_target, masked_mean, prepare, warn_of_outputs
 from sodeep._precision import working_dtype
-from sodeep._sort import order_of_whole
-from sodeep.losses._common import ListStats, Loss, loss_function, mean_where, prepare, reduce_defined
+from sodeep._sort import ordered_floats
+from sodeep.losses._common import ListStats, Loss, loss_function, reduce_defined
 from sodeep.ranks import RankFunction, apply_rank_fn, check_rank_fn, exact_rank
 
 
@@ -117,16 +112,16 @@ def spearman_loss(
     error = ((ranks.to(x.dtype) - exact_rank(order, where=real).to(x.dtype)) / n).square()
     low, high = order.masked_fill(~real, torch.inf).amin(-1), order.masked_fill(~real, -torch.inf).amax(-1)
     needs = "two items with different targets"
-    ranks_of, ordered = _mean_of_real(error, real), low < high
+    ranks_of, ordered = masked_mean(error, real), low < high
     gap = x - y.to(x.dtype)
-    values_of, valued = _mean_of_real(gap.abs() if value_loss == "l1" else gap.square(), real), real.any(-1)
-    value_term = mean_where(values_of, valued)
+    values_of, valued = masked_mean(gap.abs() if value_loss == "l1" else gap.square(), real), real.any(-1)
+    value_term = masked_mean(values_of, valued)
     # alpha, not a product: in torch.func.jacfwd the number would make float64 of float32
     if reduction == "mean":
         rank_term = reduce_defined(ranks_of, ordered, x, needs=needs, other="target")
         loss = rank_term.add(value_term, alpha=value_weight) if value_weight else rank_term
     else:
-        rank_term = mean_where(ranks_of, ordered)
+        rank_term = masked_mean(ranks_of, ordered)
         if value_weight:  # a list without an order has a value term still
             ranks_of, ordered = ranks_of.masked_fill(~ordered, 0).add(values_of, alpha=value_weight), valued
         loss = reduce_defined(ranks_of, ordered, scores, reduction, needs=needs, other="target")
@@ -196,7 +191,7 @@ def map_loss(
         friends = exact_rank(x, positive) if _has_one_length(rank_fn) else apply_rank_fn(rank_fn, x, where=positive)
         # the ranks of masked items are 0, and 0 / 0 must not reach the gradient
         terms = 1 - friends / ranks.masked_fill(~positive, 1)
-    return reduce_defined(_mean_of_real(terms, positive), positive.any(-1), scores, reduction, return_stats)
+    return reduce_defined(masked_mean(terms, positive), positive.any(-1), scores, reduction, return_stats)
 
 
 @loss_function(rank_fn=check_rank_fn, margin=partial(check_number, low=0), hardest=partial(check_at_least, low=1))
@@ -258,7 +253,7 @@ def recall_loss(
     per_item = hinge.sum(-1) / exists.sum(-1, keepdim=True).clamp(min=1)
     needs = "a relevant item and another"
     defined = positive.any(-1) & negative.any(-1)
-    return reduce_defined(_mean_of_real(per_item, positive), defined, scores, reduction, return_stats, needs)
+    return reduce_defined(masked_mean(per_item, positive), defined, scores, reduction, return_stats, needs)
 
 
 class SpearmanLoss(Loss[SpearmanStats]):
@@ -320,27 +315,14 @@ class RecallLoss(Loss[ListStats]):
 
 def _prepare_regression(scores: Tensor, target: Tensor, where: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Checked scores, targets, floats in the order of the targets, and mask, as (Q, n); masked items hold 0."""
-    check_scores(scores)
-    whole = isinstance(target, Tensor) and not target.is_floating_point() and not target.is_complex()
-    values = target.double() if whole else target
-    check_scores(values, "target")
-    check_same_shape(target, scores, "target", "scores")
-    check_device(target, scores, "target", "scores")
-    where = check_where(where, scores)
-    check_finite(scores, where)
-    check_finite(values, where, "target")
+    values, where = check_target(scores, target, where)
     x, y = scores.to(working_dtype(scores)), values.to(working_dtype(values))
-    order = order_of_whole(target).double() if whole else y
+    order = y if target.is_floating_point() else ordered_floats(target)
     if where is not None:
         x, y, order = (z.masked_fill(~where, 0) for z in (x, y, order))
     real = torch.ones_like(scores, dtype=torch.bool) if where is None else where
     n = scores.shape[-1]
     return x.reshape(-1, n), y.reshape(-1, n), order.reshape(-1, n), real.reshape(-1, n)
-
-
-def _mean_of_real(values: Tensor, real: Tensor) -> Tensor:
-    """Mean of `values` (Q, n) over the `real` items of each list; 0 for a list without one."""
-    return values.masked_fill(~real, 0).sum(-1) / real.sum(-1).clamp(min=1)
 
 
 def _has_one_length(rank_fn: object) -> bool:

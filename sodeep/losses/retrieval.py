@@ -43,7 +43,8 @@ from sodeep._checks import (
     is_whole,
     traces_no_gradient,
 )
-from sodeep.losses._common import Lists, ListStats, Loss, check_range, loss_function, optional, prepare, reduce_defined
+from sodeep._lists import Lists, masked_mean, prepare
+from sodeep.losses._common import ListStats, Loss, check_range, loss_function, optional, reduce_defined
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The walk over (query, relevant item) pairs
@@ -593,8 +594,8 @@ def sup_ap_loss(
     loss = 1 - _per_query(_sup_ap, items, tau, rho, delta, offset)
     if calibration:
         loss = loss + calibration * (
-            _mean_where(lists.positive, (positive_margin - lists.scores).clamp(min=0))
-            + _mean_where(lists.negative, (lists.scores - negative_margin).clamp(min=0))
+            masked_mean((positive_margin - lists.scores).clamp(min=0), lists.positive)
+            + masked_mean((lists.scores - negative_margin).clamp(min=0), lists.negative)
         )
     return reduce_defined(loss, lists.positive.sum(1) > 0, scores, reduction, return_stats)
 
@@ -628,11 +629,6 @@ class SupAPLoss(Loss[ListStats]):
             include_self=include_self,
             reduction=reduction,
         )
-
-
-def _mean_where(mask: Tensor, values: Tensor) -> Tensor:
-    """Mean of the marked values of each row (Q,); 0 where none is marked."""
-    return (values * mask).sum(1) / mask.sum(1).clamp(min=1)
 
 
 def _check_cuts(k: int | Iterable[int], name: str) -> int | tuple[int, ...]:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sodeep._checks import check_device, check_finite, check_positive, check_same_shape, check_scores, check_where
+from sodeep._checks import check_positive
+from sodeep._lists import check_target, masked_mean
 from sodeep._precision import working_dtype
 from sodeep.losses._common import ListStats, Loss, loss_function, optional, reduce_defined
 from sodeep.ranks import RankFunction, apply_rank_fn, check_rank_fn, sigmoid_rank
@@ -44,7 +45,8 @@ def asp_loss(
 
     Args:
         scores: (..., N) similarities of a query's items, higher = better.
-        semantic: (..., N) semantic scores of the same items, higher = closer in meaning. A target: it gets no gradient.
+        semantic: (..., N) semantic scores of the same items, floating point or whole numbers, higher = closer in
+            meaning. A target: it gets no gradient.
         tau: temperature of the soft ranks, in the units of the scores (and of the semantic scores); unused with a
             `rank_fn`. The released code has 0.001, which leaves only items within 0.01 of each other a gradient.
         rank_fn: (..., n) scores -> (..., n) ranks, in place of the sigmoid: any rank function.
@@ -72,14 +74,7 @@ def asp_loss(
         >>> print(f"{asp_loss(scores, semantic, rank_fn=exact_rank):.4f}")  # ratios 1/4, 1/3, 1, 3/4
         0.4167
     """
-    check_scores(scores)
-    check_scores(semantic, "semantic")
-    check_same_shape(semantic, scores, "semantic", "scores")
-    check_device(semantic, scores, "semantic", "scores")
-    where = check_where(where, scores)
-    check_finite(scores, where)
-    check_finite(semantic, where, "semantic")
-
+    semantic, where = check_target(scores, semantic, where, "semantic")
     real = torch.ones_like(scores, dtype=torch.bool) if where is None else where
     # masked_fill, not a product: a masked NaN must reach neither the value nor the gradient
     scores = scores.to(working_dtype(scores)).masked_fill(~real, 0)
@@ -93,9 +88,8 @@ def asp_loss(
         target = rank(semantic, semantic_rank_fn or rank_fn).to(ranks.dtype)
 
     ratio = torch.minimum(ranks, target) / torch.maximum(ranks, target).masked_fill(~real, 1)
-    count = real.sum(-1)
-    asp = ratio.masked_fill(~real, 0).sum(-1) / count.clamp(min=1)
-    return reduce_defined(1 - asp, count > 0, scores, reduction, return_stats, needs="a real item")
+    loss, defined = 1 - masked_mean(ratio, real).flatten(), real.any(-1).flatten()
+    return reduce_defined(loss, defined, scores, reduction, return_stats, needs="a real item")
 
 
 class ASPLoss(Loss[ListStats]):
