@@ -193,13 +193,13 @@ def _softplus(x: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@loss_function(pos_margin=check_number, neg_margin=check_number)
+@loss_function(positive_margin=check_number, negative_margin=check_number)
 def contrastive_loss(
     scores: Tensor,
     relevant: Tensor,
     *,
-    pos_margin: float = 0.9,
-    neg_margin: float = 0.6,
+    positive_margin: float = 0.9,
+    negative_margin: float = 0.6,
     where: Tensor | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
@@ -208,17 +208,17 @@ def contrastive_loss(
 
     For a list, with means over the active hinges (0 for a side that has none)::
 
-        mean_P [pos_margin - s]+  +  mean_N [s - neg_margin]+
+        mean_P [positive_margin - s]+  +  mean_N [s - negative_margin]+
 
     This is the calibration term of ROADMAP (Ramzi et al. 2021), whose margins on cosine similarities are the defaults.
     The classical loss on distances, D for positives and [m - D]+ for negatives, is
-    ``pos_margin=0, neg_margin=-m`` on scores -D (Hadsell et al. 2006 square both).
+    ``positive_margin=0, negative_margin=-m`` on scores -D (Hadsell et al. 2006 square both).
 
     Args:
         scores: (..., N), floating point, higher = closer.
         relevant: (..., N), boolean.
-        pos_margin: a positive at least this similar costs nothing.
-        neg_margin: a negative at most this similar costs nothing.
+        positive_margin: a positive at least this similar costs nothing.
+        negative_margin: a negative at most this similar costs nothing.
         where: (..., N), boolean, True = a real item.
         reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined.
         return_stats: also return how many lists there were and how many counted (`ListStats`).
@@ -241,10 +241,10 @@ def contrastive_loss(
     lists = prepare(scores, relevant, where)
     s, positive, negative, _ = lists
     with torch.no_grad():  # once it is known which hinges are active, their means are linear in the scores
-        near, far = negative & (s > neg_margin), positive & (s < pos_margin)
+        near, far = negative & (s > negative_margin), positive & (s < positive_margin)
         num_near, num_far = near.sum(-1, keepdim=True), far.sum(-1, keepdim=True)
         weights = near / num_near.clamp(min=1).to(s.dtype) - far / num_far.clamp(min=1).to(s.dtype)
-    bounds = pos_margin * (num_far > 0).to(s.dtype) - neg_margin * (num_near > 0).to(s.dtype)
+    bounds = positive_margin * (num_far > 0).to(s.dtype) - negative_margin * (num_near > 0).to(s.dtype)
     values = (weights * s).sum(-1) + bounds.squeeze(-1)
     return reduce_defined(values, (positive | negative).any(-1), scores, reduction, return_stats, needs="a real item")
 
@@ -827,13 +827,13 @@ class ContrastiveLoss(Loss[ListStats]):
 
     Example:
         >>> ContrastiveLoss()
-        ContrastiveLoss(pos_margin=0.9, neg_margin=0.6)
+        ContrastiveLoss(positive_margin=0.9, negative_margin=0.6)
     """
 
     function = staticmethod(contrastive_loss)
 
-    def __init__(self, pos_margin: float = 0.9, neg_margin: float = 0.6, *, reduction: str = "mean") -> None:
-        super().__init__(pos_margin=pos_margin, neg_margin=neg_margin, reduction=reduction)
+    def __init__(self, positive_margin: float = 0.9, negative_margin: float = 0.6, *, reduction: str = "mean") -> None:
+        super().__init__(positive_margin=positive_margin, negative_margin=negative_margin, reduction=reduction)
 
 
 class TripletLoss(Loss[ListStats]):
