@@ -11,7 +11,7 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from sodeep._checks import check_at_least, check_choice, describe, is_whole
-from sodeep._labels import as_labels
+from sodeep._labels import as_labels, label_tensor
 
 
 class _Deck:
@@ -107,7 +107,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         if not is_whole(rank) or not 0 <= rank < num_replicas:
             raise ValueError(f"`rank` must be a whole number from 0 to {num_replicas - 1}, got {describe(rank)}.")
         members: dict[Any, list[int]] = {}
-        values = as_labels(labels)
+        values = as_labels(label_tensor(labels))
         if values.ndim != 1:
             raise ValueError(f"`labels` must have shape (n,), one label a sample, got shape {tuple(values.shape)}.")
         for index, label in enumerate(values.tolist()):

@@ -112,11 +112,13 @@ def _similarities(x: Tensor, y: Tensor, similarity: str) -> Tensor:
     return tie_equal_rows(SIMILARITIES[similarity](wide, other), wide, other)
 
 
-def _relevance(labels: Any, ref_labels: Any, n: int, m: int, two_sets: bool, device: torch.device) -> Tensor:
-    """Which pairs are relevant, (n, m) bool, from labels of both sides or from a matrix given as `labels`."""
-    given = label_tensor(labels).to(device)
+def _relevance(given: Tensor, ref_labels: Any, n: int, m: int, two_sets: bool) -> Tensor:
+    """Which pairs are relevant, (n, m) bool, from labels of both sides or from a matrix given as the first.
+
+    The first are a tensor on the device of the embeddings, the others in any form.
+    """
     if ref_labels is not None:
-        references = label_tensor(ref_labels, "ref_labels").to(device)
+        references = label_tensor(ref_labels, "ref_labels").to(given.device)
         return same_label(as_labels(given, "labels", n), as_labels(references, "ref_labels", m, "ref_embeddings"))
     if two_sets:
         if given.shape != (n, m) or given.dtype != torch.bool:
@@ -139,7 +141,10 @@ def _relevance(labels: Any, ref_labels: Any, n: int, m: int, two_sets: bool, dev
 
 @full_precision
 def _similarities_to(x: Tensor, sets: list[Tensor | None], similarity: str) -> list[Tensor]:
-    """Similarities of `x` to each of `sets`, None being `x` itself."""
+    """Similarities of `x` to each of `sets`, None being `x` itself.
+
+    One product a set: rows of the past have no gradient, which one product of all of them would compute.
+    """
     if similarity == "cosine" and len(sets) > 1:  # every row is brought to unit length once, not once a set
         dtype = working_dtype(x, *(y for y in sets if y is not None))
         x, similarity = _unit(x.to(dtype)), "dot"
@@ -209,9 +214,8 @@ def pairwise_scores(
     else:
         _check_embeddings(ref_embeddings, "ref_embeddings", embeddings, "embeddings")
         references = ref_embeddings
-    relevant = _relevance(
-        labels, ref_labels, len(embeddings), len(references), ref_embeddings is not None, embeddings.device
-    )
+    given = label_tensor(labels).to(embeddings.device)
+    relevant = _relevance(given, ref_labels, len(embeddings), len(references), ref_embeddings is not None)
     scores = _similarities(embeddings, references, similarity)
     return (_drop_diagonal(scores), _drop_diagonal(relevant)) if references is embeddings else (scores, relevant)
 
@@ -505,9 +509,9 @@ class EmbeddingMemory(nn.Module):
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
         self.register_buffer("seal", _seal(self.seen))
 
-    def check_labels(self, labels: Any, rows: int) -> Tensor:
-        """`labels` of `rows` rows as they would be stored; TypeError or ValueError if they cannot be."""
-        checked = as_labels(label_tensor(labels).to(self.labels.device), "labels", rows)
+    def check_labels(self, values: Tensor, rows: int, labels: Any) -> Tensor:
+        """What `label_tensor` made of the `labels` of `rows` rows, as stored; ValueError if they cannot be."""
+        checked = as_labels(values, "labels", rows)
         if checked.is_floating_point() or checked.shape[1:] != self.labels.shape[1:]:
             kind = "whole numbers or strings (n,)" if self.num_classes is None else f"multi-hot (n, {self.num_classes})"
             raise ValueError(f"`labels` must be {kind} for this memory, got {describe(labels)}.")
@@ -527,7 +531,7 @@ class EmbeddingMemory(nn.Module):
         """
         self.check_rows(embeddings)
         _check_finite_rows(embeddings, "embeddings")
-        labels = self.check_labels(labels, len(embeddings))
+        labels = self.check_labels(label_tensor(labels), len(embeddings), labels)
         if ids is not None:
             ids = _as_ids(ids, "ids", len(embeddings), "embeddings", self.ids.device)
         self._add(embeddings, labels, ids)
@@ -743,7 +747,7 @@ class EmbeddingLoss(_OnEmbeddings):
         elif self._has_own_references(memory, keys):
             relevant = same_label(labels, labels)
         else:
-            relevant = _relevance(labels, ref_labels, n, m, ref_embeddings is not None, device)
+            relevant = _relevance(labels, ref_labels, n, m, ref_embeddings is not None)
         if rows is not None:
             columns = rows.new_ones(m) if references is not None and keys is None else rows
             pairs = _both(pairs, rows[:, None] & columns)
@@ -764,7 +768,7 @@ class EmbeddingLoss(_OnEmbeddings):
         if pairs is not None or past_pairs is not None:
             pairs = torch.cat([_or_all(pairs, scores), _or_all(past_pairs, past_scores)], 1)
         scores = torch.cat([scores, past_scores], 1)
-        relevant = torch.cat([relevant, same_label(labels, past_labels.to(labels))], 1)
+        relevant = torch.cat([relevant, same_label(labels, past_labels.to(labels.dtype))], 1)
         value = self._value(self._scaled(scores), relevant, pairs, options)
 
         new = embeddings if references is None else references
@@ -789,7 +793,10 @@ class EmbeddingLoss(_OnEmbeddings):
         indices_tuple: Any,
     ) -> None:
         """Embeddings, keys and reference set are rows of one width, and no two that exclude each other are given."""
-        _check_rows(embeddings, "embeddings")
+        if memory is None:
+            _check_rows(embeddings, "embeddings")
+        else:
+            memory.check_rows(embeddings)
         if ref_embeddings is None and ref_labels is not None:
             raise ValueError("`ref_embeddings` must be given with `ref_labels`, got None.")
         if ref_embeddings is not None:
@@ -803,13 +810,11 @@ class EmbeddingLoss(_OnEmbeddings):
                     f"`keys` must have shape {tuple(embeddings.shape)}, the items of `embeddings` row by row, "
                     f"got shape {tuple(keys.shape)}."
                 )
-        if memory is not None:
-            memory.check_rows(embeddings)
-            if memory.embeddings.device != embeddings.device:
-                raise ValueError(
-                    f"`memory` must be on the device of `embeddings` ({embeddings.device}), "
-                    f"got {memory.embeddings.device}. Move it: memory.to(embeddings.device)."
-                )
+        if memory is not None and memory.embeddings.device != embeddings.device:
+            raise ValueError(
+                f"`memory` must be on the device of `embeddings` ({embeddings.device}), "
+                f"got {memory.embeddings.device}. Move it: memory.to(embeddings.device)."
+            )
         if self.gather and indices_tuple is not None:
             raise ValueError(
                 "`indices_tuple` must not be given to a loss with gather=True: its indices are of one process. Mine "
@@ -888,7 +893,7 @@ class EmbeddingLoss(_OnEmbeddings):
             if square and ref_embeddings is None:  # still symmetric
                 given = _zeroed(given.T, rows).T
         if memory is not None:
-            return memory.check_labels(given, n).to(embeddings.device)
+            return memory.check_labels(given, n, labels)
         return as_labels(given, "labels", n) if option else given
 
 
