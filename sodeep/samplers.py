@@ -80,11 +80,12 @@ class BalancedBatchSampler(Sampler[list[int]]):
         ValueError: labels of a wrong shape, fewer classes than ``classes_per_batch * num_replicas``, and numbers out
             of range.
 
-    >>> import torch
-    >>> sampler = BalancedBatchSampler(["cat", "cat", "dog", "dog", "dog", "cow", "cow"], 2, 2)
-    >>> len(sampler), [len(batch) for batch in sampler]
-    (1, [4])
-    >>> loader = torch.utils.data.DataLoader(range(7), batch_sampler=sampler)
+    Example:
+        >>> import torch
+        >>> sampler = BalancedBatchSampler(["cat", "cat", "dog", "dog", "dog", "cow", "cow"], 2, 2)
+        >>> len(sampler), [len(batch) for batch in sampler]
+        (1, [4])
+        >>> loader = torch.utils.data.DataLoader(range(7), batch_sampler=sampler)
     """
 
     def __init__(

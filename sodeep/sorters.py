@@ -173,6 +173,11 @@ class Sorter(nn.Module):
         config: the options that rebuild it: ``build_sorter(sorter.name, **sorter.config)``.
         trained: what its file says of its training (see `save_sorter`); empty when unknown.
         source: what `load_sorter` was given for it, as long as its weights are those of that file; else None.
+
+    Example:
+        >>> sorter = build_sorter("set").freeze()
+        >>> sorter(torch.tensor([[0.2, 0.9, 0.5]])).shape
+        torch.Size([1, 3])
     """
 
     name: ClassVar[str]

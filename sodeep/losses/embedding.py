@@ -194,16 +194,17 @@ def pairwise_scores(
         ValueError: wrong shapes, NaN or infinite embeddings, NaN labels, labels of two kinds, embeddings on two
             devices, `ref_labels` without `ref_embeddings`.
 
-    >>> embeddings = torch.tensor([[1.0, 0.0], [0.0, 1.0], [3.0, 0.0]])
-    >>> scores, relevant = pairwise_scores(embeddings, ["cat", "dog", "cat"])
-    >>> scores
-    tensor([[0., 1.],
-            [0., 0.],
-            [1., 0.]])
-    >>> relevant
-    tensor([[False,  True],
-            [False, False],
-            [ True, False]])
+    Example:
+        >>> embeddings = torch.tensor([[1.0, 0.0], [0.0, 1.0], [3.0, 0.0]])
+        >>> scores, relevant = pairwise_scores(embeddings, ["cat", "dog", "cat"])
+        >>> scores
+        tensor([[0., 1.],
+                [0., 0.],
+                [1., 0.]])
+        >>> relevant
+        tensor([[False,  True],
+                [False, False],
+                [ True, False]])
     """
     check_choice(similarity, SIMILARITIES, "similarity")
     _check_embeddings(embeddings, "embeddings")
@@ -469,23 +470,26 @@ class EmbeddingMemory(nn.Module):
         num_classes: width of multi-hot labels; None for one label a row.
         warmup: rows to be seen before the memory gives out any.
 
-    Shape:
-        `embeddings` (size, dim) float32, `labels` (size,) int64 or (size, num_classes) bool, and `ids` (size,) int64,
-        of which the first `seen` are filled. `seal` tells that count from what a buffer without values holds: the
-        memory then starts empty, with a warning. A state dict without `ids`, as earlier versions made them, is of rows
-        without ids.
+    Attributes:
+        embeddings: (size, dim) float32, of which the first `seen` rows are filled.
+        labels: (size,) int64, or (size, num_classes) bool.
+        ids: (size,) int64. A state dict without them, as earlier versions made, is of rows without ids.
+        seen: how many rows came.
+        seal: tells that count from what a buffer without values holds: the memory then starts empty, with a warning.
 
-    Source: Wang, Zhang, Huang, Scott, "Cross-Batch Memory for Embedding Learning", CVPR 2020. There the loss on the
-    memory is added to that on the batch; here both are one list.
+    References:
+        Wang, Zhang, Huang, Scott. Cross-Batch Memory for Embedding Learning. CVPR 2020. There the loss on the memory is
+        added to that on the batch; here both are one list.
 
-    >>> memory = EmbeddingMemory(size=3, dim=1)
-    >>> memory.update(torch.tensor([[1.0], [2.0]]), [10, 20], ids=[0, 1])
-    >>> memory.update(torch.tensor([[3.0], [4.0]]), [30, 40], ids=[2, 3])
-    >>> embeddings, labels = memory.get()
-    >>> labels
-    tensor([20, 30, 40])
-    >>> memory.get_ids()
-    tensor([1, 2, 3])
+    Example:
+        >>> memory = EmbeddingMemory(size=3, dim=1)
+        >>> memory.update(torch.tensor([[1.0], [2.0]]), [10, 20], ids=[0, 1])
+        >>> memory.update(torch.tensor([[3.0], [4.0]]), [30, 40], ids=[2, 3])
+        >>> embeddings, labels = memory.get()
+        >>> labels
+        tensor([20, 30, 40])
+        >>> memory.get_ids()
+        tensor([1, 2, 3])
     """
 
     embeddings: Tensor
@@ -645,10 +649,10 @@ class EmbeddingLoss(_OnEmbeddings):
       pairs all count.
     * anything else, such as ``return_stats=True`` or ``reduction="none"``, goes to the loss.
 
-    Shape:
-        The result is what `loss` returns: a scalar or, without a reduction, (n,), NaN for rows that are not real or
-        have no list. A batch of a single row without references has no pairs: a zero that keeps the graph (NaN without
-        a reduction), and a warning.
+    Returns:
+        What `loss` returns: a scalar or, without a reduction, (n,), NaN for rows that are not real or have no list. A
+        batch of a single row without references has no pairs: a zero that keeps the graph (NaN without a reduction),
+        and a warning.
 
     Raises:
         TypeError: a `loss` that cannot be called, or does not take the ``where=`` that is needed; an `indices_tuple` of
@@ -657,44 +661,45 @@ class EmbeddingLoss(_OnEmbeddings):
             relevance matrix together with one of these; an `indices_tuple` or a mask of pairs together with `gather`;
             ids of wrong kind or number; a scale that is not positive.
 
-    >>> def hinge(scores, relevant):  # stands for SmoothAPLoss(), MultiSimilarityLoss(), ...
-    ...     return (scores[~relevant].mean() - scores[relevant].mean() + 0.5).relu()
-    >>> criterion = EmbeddingLoss(hinge)
-    >>> criterion(torch.eye(4), [0, 0, 1, 1])
-    tensor(0.5000)
+    Example:
+        >>> def hinge(scores, relevant):  # stands for SmoothAPLoss(), MultiSimilarityLoss(), ...
+        ...     return (scores[~relevant].mean() - scores[relevant].mean() + 0.5).relu()
+        >>> criterion = EmbeddingLoss(hinge)
+        >>> criterion(torch.eye(4), [0, 0, 1, 1])
+        tensor(0.5000)
 
-    A memory that knows its items, so that an epoch may be shorter than it:
+        A memory that knows its items, so that an epoch may be shorter than it:
 
-    >>> from sodeep.losses import NTXentLoss
-    >>> criterion = EmbeddingLoss(NTXentLoss(), memory=EmbeddingMemory(size=512, dim=8))
-    >>> encoder, images, labels = torch.nn.Linear(16, 8), torch.randn(6, 16), torch.tensor([0, 0, 1, 1, 2, 2])
-    >>> for epoch in range(3):
-    ...     for indices in torch.arange(6).split(3):
-    ...         loss = criterion(encoder(images[indices]), labels[indices], ids=indices)
+        >>> from sodeep.losses import NTXentLoss
+        >>> criterion = EmbeddingLoss(NTXentLoss(), memory=EmbeddingMemory(size=512, dim=8))
+        >>> encoder, images, labels = torch.nn.Linear(16, 8), torch.randn(6, 16), torch.tensor([0, 0, 1, 1, 2, 2])
+        >>> for epoch in range(3):
+        ...     for indices in torch.arange(6).split(3):
+        ...         loss = criterion(encoder(images[indices]), labels[indices], ids=indices)
 
-    Momentum contrast without labels: the keys, not the queries, are kept.
+        Momentum contrast without labels: the keys, not the queries, are kept.
 
-    >>> import copy
-    >>> momentum_encoder = copy.deepcopy(encoder)
-    >>> criterion = EmbeddingLoss(NTXentLoss(), memory=EmbeddingMemory(size=512, dim=8))
-    >>> for indices in torch.arange(6).split(3):
-    ...     with torch.no_grad():
-    ...         keys = momentum_encoder(images[indices] + 0.1)
-    ...     loss = criterion(encoder(images[indices]), indices, keys=keys, ids=indices)
-    >>> criterion.memory.get_ids()
-    tensor([0, 1, 2, 3, 4, 5])
+        >>> import copy
+        >>> momentum_encoder = copy.deepcopy(encoder)
+        >>> criterion = EmbeddingLoss(NTXentLoss(), memory=EmbeddingMemory(size=512, dim=8))
+        >>> for indices in torch.arange(6).split(3):
+        ...     with torch.no_grad():
+        ...         keys = momentum_encoder(images[indices] + 0.1)
+        ...     loss = criterion(encoder(images[indices]), indices, keys=keys, ids=indices)
+        >>> criterion.memory.get_ids()
+        tensor([0, 1, 2, 3, 4, 5])
 
-    A temperature that learns, as CLIP's:
+        A temperature that learns, as CLIP's:
 
-    >>> class LogitScale(torch.nn.Module):
-    ...     def __init__(self):
-    ...         super().__init__()
-    ...         self.log = torch.nn.Parameter(torch.tensor(1 / 0.07).log())
-    ...     def forward(self):
-    ...         return self.log.exp().clamp(max=100)
-    >>> criterion = EmbeddingLoss(NTXentLoss(temperature=1), scale=LogitScale())
-    >>> [name for name, _ in criterion.named_parameters()]
-    ['scale.log']
+        >>> class LogitScale(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.log = torch.nn.Parameter(torch.tensor(1 / 0.07).log())
+        ...     def forward(self):
+        ...         return self.log.exp().clamp(max=100)
+        >>> criterion = EmbeddingLoss(NTXentLoss(temperature=1), scale=LogitScale())
+        >>> [name for name, _ in criterion.named_parameters()]
+        ['scale.log']
     """
 
     def __init__(
@@ -901,7 +906,16 @@ class CrossModalLoss(_OnEmbeddings):
     """Any loss on ``(scores, relevant)`` between two sets of rows, as images and captions: the mean of both directions.
 
     Every query ranks the gallery, and every gallery row ranks the queries: half ``loss(scores, relevant)``, half
-    ``loss(scores.T, relevant.T)``.
+    ``loss(scores.T, relevant.T)``. The call takes
+
+    * queries (n, d) and the gallery (m, d). Without a row of either there are no pairs: a zero that keeps the graph,
+      and a warning.
+    * ``relevant`` (n, m): boolean, with any number of True in a row or column (an image with five captions); or what
+      else the loss takes, such as semantic scores for an ASP loss, which go through as they are. None: query i belongs
+      to gallery row i, n = m. Moved to the device of the queries if need be.
+    * ``where``, boolean, True = real: (n, m), pairs, or, with n = m, (n,), rows of both sets. The others are left out;
+      a row without a real pair (padding) is as if deleted, whatever it holds.
+    * anything else, such as ``return_stats=True`` or ``reduction="none"``, goes to the loss.
 
     Args:
         loss: any callable ``loss(scores, relevant)`` of two (n, m) tensors.
@@ -911,17 +925,9 @@ class CrossModalLoss(_OnEmbeddings):
         scale: what the similarities are multiplied by before the loss, a parameter that learns included, as in
             `EmbeddingLoss`. CLIP is ``CrossModalLoss(NTXentLoss(temperature=1), scale=...)``.
 
-    Shape:
-        queries (n, d), gallery (m, d). relevant (n, m): boolean, with any number of True in a row or column (an image
-        with five captions); or what else the loss takes, such as semantic scores for an ASP loss, which go through
-        as they are. None: query i belongs to gallery row i, n = m. Moved to the device of `queries` if need be.
-        where, boolean, True = real: (n, m), pairs, or, with n = m, (n,), rows of both sets. The others are left out;
-        a row without a real pair (padding) is as if deleted, whatever it holds.
-        Without a query or a gallery row there are no pairs: a zero that keeps the graph, and a warning.
-
-        The result is a scalar. What else is given goes to the loss: with ``return_stats=True`` the result is
-        ``value, (stats of the queries, stats of the gallery rows)``; with ``reduction="none"`` the values of the
-        queries (n,) and those of the gallery rows (m,), NaN where undefined.
+    Returns:
+        A scalar. With ``return_stats=True``: ``value, (stats of the queries, stats of the gallery rows)``. With
+        ``reduction="none"``: the values of the queries (n,) and those of the gallery rows (m,), NaN where undefined.
 
     Raises:
         TypeError: a `loss` that cannot be called, does not give a tensor or does not take the ``where=`` that is given;
@@ -929,11 +935,12 @@ class CrossModalLoss(_OnEmbeddings):
         ValueError: wrong shapes, NaN or infinite rows, sets on two devices, no `relevant` where n and m differ, a
             scale that is not positive.
 
-    >>> def hinge(scores, relevant):
-    ...     return (scores[~relevant].mean() - scores[relevant].mean() + 0.5).relu()
-    >>> captions = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-    >>> CrossModalLoss(hinge)(torch.eye(2), captions, torch.tensor([[True, True, False], [False, False, True]]))
-    tensor(0.)
+    Example:
+        >>> def hinge(scores, relevant):
+        ...     return (scores[~relevant].mean() - scores[relevant].mean() + 0.5).relu()
+        >>> captions = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+        >>> CrossModalLoss(hinge)(torch.eye(2), captions, torch.tensor([[True, True, False], [False, False, True]]))
+        tensor(0.)
     """
 
     def __init__(

@@ -1,21 +1,13 @@
 """Pair losses: contrastive, triplet, NT-Xent, N-pairs, NCA, lifted structure, binomial deviance, Multi-Similarity, ...
 
-Every loss is called as ``x_loss(scores, relevant)`` with `scores` (..., N), one list a query, and `relevant` boolean
-of the same shape. What holds for all of them:
+What holds for all of them, besides what all losses share (see `sodeep.losses`):
 
 * **Scores are similarities: higher = closer.** The defaults are made for cosine similarities in [-1, 1] unless a
   loss says otherwise. A paper that speaks of a distance D reads here with ``scores = -D`` (what `pairwise_scores`
   gives for ``similarity="euclidean"``): "D_ap + margin < D_an" is "s_p - margin > s_n", and a bound D < m is s > -m.
-* **P are the relevant real items of a list, N the other real items.** A query among its own items is an ordinary
-  item: leave it out by index (`pairwise_scores` does), not by its similarity, since duplicates are items too.
-* **The result is the mean over the defined lists.** A list is defined when both P and N have an item, unless the
-  loss says otherwise; one that is not defined is left out, and with none left the loss is a zero that keeps the graph.
-  So a batch is the mean of its lists, with one exception, `histogram_loss`, which is a statistic of the whole batch.
-  With ``reduction="none"`` the result is one value a list, NaN for those that are not defined: their ``nanmean()`` is
-  the mean, and ``(weights * values).nansum()`` a weighted sum with a finite gradient.
+* **A list is defined when both P and N have an item**, unless the loss says otherwise.
 * **Hinges are averaged over what is active** (hinge above zero), list by list: as training goes on most hinges are
   zero, and a mean over all of them would fade away with the number of easy pairs.
-* Order plays no role, tied scores are treated alike, and `where` (True = a real item) is the same as deletion.
 
 The gradient of any of them with respect to the scores is its pair weights (Wang et al. 2019): see `sodeep.weights`.
 
@@ -210,27 +202,24 @@ def contrastive_loss(
 
         mean_P [positive_margin - s]+  +  mean_N [s - negative_margin]+
 
-    This is the calibration term of ROADMAP (Ramzi et al. 2021), whose margins on cosine similarities are the defaults.
-    The classical loss on distances, D for positives and [m - D]+ for negatives, is
-    ``positive_margin=0, negative_margin=-m`` on scores -D (Hadsell et al. 2006 square both).
+    This is the calibration term of ROADMAP, whose margins on cosine similarities are the defaults. The classical loss
+    on distances, D for positives and [m - D]+ for negatives, is ``positive_margin=0, negative_margin=-m`` on scores -D
+    (Hadsell et al. square both).
+
+    What all losses share, such as `where`: see `sodeep.losses`.
 
     Args:
-        scores: (..., N), floating point, higher = closer.
-        relevant: (..., N), boolean.
         positive_margin: a positive at least this similar costs nothing.
         negative_margin: a negative at most this similar costs nothing.
-        where: (..., N), boolean, True = a real item.
-        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined.
-        return_stats: also return how many lists there were and how many counted (`ListStats`).
 
     Returns:
         A scalar, at least 0 up to rounding. The two sides do not need each other, so a list is defined as soon as it
         has a real item.
 
-    Raises:
-        TypeError: `scores` are not floating point, or `where` is not boolean.
-        ValueError: shapes differ, a real score is not finite, `relevant` has values other than 0 and 1, or a margin is
-            not a finite number.
+    References:
+        Hadsell, Chopra, LeCun. Dimensionality Reduction by Learning an Invariant Mapping. CVPR 2006.
+        Ramzi, Thome, Rambour, Audebert, Bitot. Robust and Decomposable Average Precision for Image Retrieval.
+        NeurIPS 2021.
 
     Example:
         >>> scores = torch.tensor([[0.7, 0.95, 0.8, -0.3]])
@@ -262,33 +251,35 @@ def triplet_loss(
 ) -> Tensor | tuple[Tensor, ListStats]:
     """Every positive above every negative by a margin, without ever making a list of triplets.
 
-    For a list, the mean over its active triplets (p in P, n in N, hinge above zero) of ``[s_n - s_p + margin]+``, among
+    For a list, the mean over its active triplets (p in P, n in N, hinge above zero)::
 
-    * ``mining="all"``: all triplets (the mean over non-zero terms of Hermans et al. 2017, "batch all");
+        [s_n - s_p + margin]+
+
+    among
+
+    * ``mining="all"``: all triplets (the mean over non-zero terms of Hermans et al., "batch all");
     * ``mining="semihard"``: the negative is further than the positive, but within the margin: s_p - margin < s_n < s_p
-      (Schroff et al. 2015, FaceNet: D_ap < D_an < D_ap + margin). Equal scores are not semi-hard;
-    * ``mining="hard"``: for each positive the hardest negative, max_N s (Faghri et al. 2018, VSE++, who take the sum).
-      Equally hard negatives share the gradient.
+      (Schroff et al.: D_ap < D_an < D_ap + margin). Equal scores are not semi-hard;
+    * ``mining="hard"``: for each positive the hardest negative, max_N s (Faghri et al., who take the sum). Equally hard
+      negatives share the gradient.
 
     "all" and "semihard" take O(N log N) a list, or O(N |P|) where that is less, and O(N) memory.
 
+    What all losses share, such as `where`: see `sodeep.losses`.
+
     Args:
-        scores: (..., N), floating point, higher = closer. The default margin is made for cosine similarities;
-            FaceNet's is on squared distances of unit vectors, 2 - 2s, so its 0.2 is 0.1 on cosine similarities.
-        relevant: (..., N), boolean.
+        scores: (..., N). The default margin is made for cosine similarities; FaceNet's is on squared distances of unit
+            vectors, 2 - 2s, so its 0.2 is 0.1 on cosine similarities.
         margin: how far above; positive.
         mining: which triplets: "all", "semihard" or "hard".
-        where: (..., N), boolean, True = a real item.
-        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined.
-        return_stats: also return how many lists there were and how many counted (`ListStats`).
 
     Returns:
         A scalar, at least 0 up to rounding. A list with P and N but no active triplet counts, with 0.
 
-    Raises:
-        TypeError: `scores` are not floating point, or `where` is not boolean.
-        ValueError: shapes differ, a real score is not finite, `relevant` has values other than 0 and 1, `margin` is not
-            positive, or `mining` is unknown.
+    References:
+        Schroff, Kalenichenko, Philbin. FaceNet: A Unified Embedding for Face Recognition and Clustering. CVPR 2015.
+        Hermans, Beyer, Leibe. In Defense of the Triplet Loss for Person Re-Identification. 2017.
+        Faghri, Fleet, Kiros, Fidler. VSE++: Improving Visual-Semantic Embeddings with Hard Negatives. BMVC 2018.
 
     Example:
         >>> scores = torch.tensor([[0.8, 0.3, 0.7, 0.4]])
@@ -377,26 +368,22 @@ def nt_xent_loss(
 
         mean_{p in P}  -log( e^{s_p/T} / (e^{s_p/T} + sum_{n in N} e^{s_n/T}) )
 
-    The other positives are not in the denominator. With one positive a list this is the loss of Chen et al. 2020
-    (SimCLR) and, over the rows of an image x caption matrix, one direction of InfoNCE as used for cross-modal
-    retrieval. The sum over N is taken once a list, so time and memory are O(N) a list, whatever the number of
-    positives.
+    The other positives are not in the denominator. With one positive a list this is the loss of SimCLR and, over the
+    rows of an image x caption matrix, one direction of InfoNCE as used for cross-modal retrieval. The sum over N is
+    taken once a list, so time and memory are O(N) a list, whatever the number of positives.
+
+    What all losses share, such as `where`: see `sodeep.losses`.
 
     Args:
-        scores: (..., N), floating point, higher = closer; cosine similarities for the default temperature.
-        relevant: (..., N), boolean.
+        scores: (..., N); cosine similarities for the default temperature.
         temperature: T, positive.
-        where: (..., N), boolean, True = a real item.
-        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined.
-        return_stats: also return how many lists there were and how many counted (`ListStats`).
 
     Returns:
         A scalar > 0, or 0 where it underflows.
 
-    Raises:
-        TypeError: `scores` are not floating point, or `where` is not boolean.
-        ValueError: shapes differ, a real score is not finite, `relevant` has values other than 0 and 1, or
-            `temperature` is not positive.
+    References:
+        Chen, Kornblith, Norouzi, Hinton. A Simple Framework for Contrastive Learning of Visual Representations. ICML
+        2020.
 
     Example:
         >>> scores = torch.tensor([[1.0, 0.0, 0.0]])
@@ -419,25 +406,26 @@ def n_pairs_loss(
     reduction: str = "mean",
     return_stats: bool = False,
 ) -> Tensor | tuple[Tensor, ListStats]:
-    """Multi-class N-pairs: ``mean_{p in P} log(1 + sum_{n in N} e^{s_n - s_p})`` for a list.
+    """Multi-class N-pairs: each positive against the negatives of its list, on inner products.
 
-    Sohn 2016, Eq. 7, where a list has one positive and one negative of each other class; any number of each will do.
-    It is `nt_xent_loss` at temperature 1, on inner products.
+    For a list::
+
+        mean_{p in P} log(1 + sum_{n in N} e^{s_n - s_p})
+
+    Eq. 7 of the paper, where a list has one positive and one negative of each other class; any number of each will do.
+    It is `nt_xent_loss` at temperature 1.
+
+    What all losses share, such as `where`: see `sodeep.losses`.
 
     Args:
-        scores: (..., N), floating point, higher = closer. Made for inner products of embeddings that are not
-            normalised: on cosine similarities the loss cannot fall below log(1 + |N| e^-2).
-        relevant: (..., N), boolean.
-        where: (..., N), boolean, True = a real item.
-        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined.
-        return_stats: also return how many lists there were and how many counted (`ListStats`).
+        scores: (..., N). Made for inner products of embeddings that are not normalised: on cosine similarities the loss
+            cannot fall below log(1 + |N| e^-2).
 
     Returns:
         A scalar > 0, or 0 where it underflows.
 
-    Raises:
-        TypeError: `scores` are not floating point, or `where` is not boolean.
-        ValueError: shapes differ, a real score is not finite, or `relevant` has values other than 0 and 1.
+    References:
+        Sohn. Improved Deep Metric Learning with Multi-class N-pair Loss Objective. NeurIPS 2016.
 
     Example:
         >>> n_pairs_loss(torch.tensor([[5.0, 1.0, 1.0]]), torch.tensor([[True, False, False]]))
@@ -462,25 +450,21 @@ def nca_loss(
 
         -log( sum_{p in P} e^{s_p/T} / sum_{i in P and N} e^{s_i/T} )
 
-    Goldberger et al. 2005, Salakhutdinov & Hinton 2007. (Eq. 1 of the supplement of Wang et al. 2019 lacks the minus
-    sign.)
+    (Eq. 1 of the supplement of Wang et al. 2019 lacks the minus sign.)
+
+    What all losses share, such as `where`: see `sodeep.losses`.
 
     Args:
-        scores: (..., N), floating point, higher = closer. In the papers minus squared distances, ``-D**2``; on cosine
-            similarities give a temperature, 0.1 say: at 1 the terms can hardly differ.
-        relevant: (..., N), boolean.
+        scores: (..., N). In the papers minus squared distances, ``-D**2``; on cosine similarities give a temperature,
+            0.1 say: at 1 the terms can hardly differ.
         temperature: T, positive.
-        where: (..., N), boolean, True = a real item.
-        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined.
-        return_stats: also return how many lists there were and how many counted (`ListStats`).
 
     Returns:
         A scalar > 0, or 0 where it underflows.
 
-    Raises:
-        TypeError: `scores` are not floating point, or `where` is not boolean.
-        ValueError: shapes differ, a real score is not finite, `relevant` has values other than 0 and 1, or
-            `temperature` is not positive.
+    References:
+        Goldberger, Roweis, Hinton, Salakhutdinov. Neighbourhood Components Analysis. NeurIPS 2004.
+        Salakhutdinov, Hinton. Learning a Nonlinear Embedding by Preserving Class Neighbourhood Structure. AISTATS 2007.
 
     Example:
         >>> nca_loss(torch.zeros(1, 4), torch.tensor([[True, False, False, False]]))  # log 4
@@ -508,28 +492,26 @@ def lifted_structure_loss(
 
         [ log sum_{p in P} e^{-s_p}  +  log sum_{n in N} e^{s_n + margin} ]+
 
-    Hermans et al. 2017, Eq. 9 ("generalized lifted structure"), and Wang et al. 2019, whose pair weights are a
-    softmax over -s in P and over s in N. The original (Oh Song et al. 2016) takes for each pair (i, j) the negatives
-    of j as well as those of i: that is a function of two rows of a square matrix, not of a list, and has no meaning
-    for a query against a gallery.
+    This is Eq. 9 of Hermans et al. ("generalized lifted structure") and the form of Wang et al., whose pair weights are
+    a softmax over -s in P and over s in N. The original (Oh Song et al.) takes for each pair (i, j) the negatives of j
+    as well as those of i: that is a function of two rows of a square matrix, not of a list, and has no meaning for a
+    query against a gallery.
+
+    What all losses share, such as `where`: see `sodeep.losses`.
 
     Args:
-        scores: (..., N), floating point, higher = closer. In the papers minus distances, ``-D``, for which 1 is the
-            margin; on cosine similarities the log-sum-exps are nearly means, and scores multiplied by 10 or more do
-            better.
-        relevant: (..., N), boolean.
+        scores: (..., N). In the papers minus distances, ``-D``, for which 1 is the margin; on cosine similarities the
+            log-sum-exps are nearly means, and scores multiplied by 10 or more do better.
         margin: a finite number.
-        where: (..., N), boolean, True = a real item.
-        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined.
-        return_stats: also return how many lists there were and how many counted (`ListStats`).
 
     Returns:
         A scalar >= 0.
 
-    Raises:
-        TypeError: `scores` are not floating point, or `where` is not boolean.
-        ValueError: shapes differ, a real score is not finite, `relevant` has values other than 0 and 1, or `margin`
-            is not a finite number.
+    References:
+        Oh Song, Xiang, Jegelka, Savarese. Deep Metric Learning via Lifted Structured Feature Embedding. CVPR 2016.
+        Hermans, Beyer, Leibe. In Defense of the Triplet Loss for Person Re-Identification. 2017.
+        Wang, Han, Huang, Dong, Scott. Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning.
+        CVPR 2019.
 
     Example:
         >>> lifted_structure_loss(torch.tensor([[-0.5, -2.0]]), torch.tensor([[True, False]]))  # hinge 0.5 - 2 + 1
@@ -565,27 +547,24 @@ def binomial_deviance_loss(
 
         mean_P log(1 + e^{alpha (base - s)})  +  mean_N log(1 + e^{beta (s - base)})
 
-    Yi et al. 2014, in the form of Wang et al. 2019: the weight of a pair is alpha/|P| or beta/|N| times the logistic
-    of the same exponent.
+    In the form of Wang et al.: the weight of a pair is alpha/|P| or beta/|N| times the logistic of the same exponent.
+
+    What all losses share, such as `where`: see `sodeep.losses`.
 
     Args:
-        scores: (..., N), floating point, higher = closer; cosine similarities for the defaults.
-        relevant: (..., N), boolean.
+        scores: (..., N); cosine similarities for the defaults.
         alpha: steepness for positives.
         beta: steepness for negatives.
         base: the threshold between similar and not.
-        where: (..., N), boolean, True = a real item.
-        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined.
-        return_stats: also return how many lists there were and how many counted (`ListStats`).
 
     Returns:
-        A scalar > 0, or 0 where it underflows. The two sides do not need each other, so a list is defined as soon as
-        it has a real item.
+        A scalar > 0, or 0 where it underflows. The two sides do not need each other, so a list is defined as soon as it
+        has a real item.
 
-    Raises:
-        TypeError: `scores` are not floating point, or `where` is not boolean.
-        ValueError: shapes differ, a real score is not finite, `relevant` has values other than 0 and 1, `alpha` or
-            `beta` is not positive, or `base` is not a finite number.
+    References:
+        Yi, Lei, Liao, Li. Deep Metric Learning for Person Re-Identification. ICPR 2014.
+        Wang, Han, Huang, Dong, Scott. Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning.
+        CVPR 2019.
 
     Example:
         >>> binomial_deviance_loss(torch.tensor([[0.5, 0.5]]), torch.tensor([[True, False]]))  # 2 log 2
@@ -618,7 +597,7 @@ def bin_lifted_loss(
 ) -> Tensor | tuple[Tensor, ListStats]:
     """BinLifted: the mean of the pair weights of binomial deviance and lifted structure.
 
-    Wang et al. 2019 (supplement, Eq. 10) define it by its weights; for a negative::
+    The paper (supplement, Eq. 10) defines it by its weights; for a negative::
 
         w = ( logistic(beta (s - base))  +  e^{beta s} / sum_{n in N} e^{beta s_n} ) / 2
 
@@ -628,25 +607,23 @@ def bin_lifted_loss(
         ( sum_P log(1 + e^x) + log sum_P e^x ) / (2 alpha),     x = alpha (base - s)
       + ( sum_N log(1 + e^x) + log sum_N e^x ) / (2 beta),      x = beta (s - base)
 
-    They show it to do worse than binomial deviance alone, and Multi-Similarity better: it is here to compare with.
+    The authors show it to do worse than binomial deviance alone, and Multi-Similarity better: it is here to compare
+    with.
+
+    What all losses share, such as `where`: see `sodeep.losses`.
 
     Args:
-        scores: (..., N), floating point, higher = closer; cosine similarities for the defaults.
-        relevant: (..., N), boolean.
+        scores: (..., N); cosine similarities for the defaults.
         alpha: steepness for positives.
         beta: steepness for negatives.
         base: the threshold between similar and not.
-        where: (..., N), boolean, True = a real item.
-        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined.
-        return_stats: also return how many lists there were and how many counted (`ListStats`).
 
     Returns:
         A scalar of either sign, since nothing bounds the lifted terms from below: its weights are its meaning.
 
-    Raises:
-        TypeError: `scores` are not floating point, or `where` is not boolean.
-        ValueError: shapes differ, a real score is not finite, `relevant` has values other than 0 and 1, `alpha` or
-            `beta` is not positive, or `base` is not a finite number.
+    References:
+        Wang, Han, Huang, Dong, Scott. Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning.
+        CVPR 2019.
 
     Example:
         >>> bin_lifted_loss(torch.tensor([[0.5, 0.5]]), torch.tensor([[True, False]]))  # log 2 (1/4 + 1/100)
@@ -685,28 +662,25 @@ def multi_similarity_loss(
     over the pairs kept by mining: a negative with s > min_P s - epsilon, a positive with s < max_N s + epsilon, the
     minimum and maximum over all pairs of the list. The choice itself has no gradient.
 
-    Wang et al. 2019. The paper has base = 1, its released code beta = 40 and base = 0.5; the defaults are those of most
-    later work. The released code drops positives with s > 1 - 1e-5, duplicates included: here they count.
+    The paper has base = 1, its released code beta = 40 and base = 0.5; the defaults are those of most later work. The
+    released code drops positives with s > 1 - 1e-5, duplicates included: here they count.
+
+    What all losses share, such as `where`: see `sodeep.losses`.
 
     Args:
-        scores: (..., N), floating point, higher = closer; cosine similarities for the defaults.
-        relevant: (..., N), boolean.
+        scores: (..., N); cosine similarities for the defaults.
         alpha: steepness for positives.
         beta: steepness for negatives.
         base: the threshold between similar and not.
         epsilon: how much easier than the hardest pair of the other kind a pair may be, a finite number; None: no
-            mining.
-        where: (..., N), boolean, True = a real item.
-        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined.
-        return_stats: also return how many lists there were and how many counted (`ListStats`).
+        mining.
 
     Returns:
         A scalar >= 0. A list with P and N that keeps no pair counts, with 0.
 
-    Raises:
-        TypeError: `scores` are not floating point, or `where` is not boolean.
-        ValueError: shapes differ, a real score is not finite, `relevant` has values other than 0 and 1, `alpha` or
-            `beta` is not positive, or `base` or `epsilon` is not a finite number.
+    References:
+        Wang, Han, Huang, Dong, Scott. Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning.
+        CVPR 2019.
 
     Example:
         >>> scores = torch.tensor([[0.5, 0.5, 0.1]])
@@ -764,31 +738,26 @@ def histogram_loss(
 
         sum_r h-_r sum_{q <= r} h+_q
 
-    Ustinova & Lempitsky 2016. **The histograms are of the whole batch**, all lists together, so a batch is not the
-    mean of its lists. The weight of a positive pair in [t_p, t_{p+1}] is h-_p / (D |S+|), that of a negative one
-    h+_{p+1} / (D |S-|) (Wang et al. 2019, supplement, where the nodes r D - 1 count from r = 1 and are one off). A
-    score at a node belongs to the interval above it.
+    **The histograms are of the whole batch**, all lists together, so a batch is not the mean of its lists. The weight
+    of a positive pair in [t_p, t_{p+1}] is h-_p / (D |S+|), that of a negative one h+_{p+1} / (D |S-|) (Wang et al.
+    2019, supplement, where the nodes r D - 1 count from r = 1 and are one off). A score at a node belongs to the
+    interval above it. It takes two scatters, whatever the number of bins.
 
-    Two scatters, whatever the number of bins.
+    What all losses share, such as `where`: see `sodeep.losses`.
 
     Args:
-        scores: (..., N), floating point, higher = closer; cosine similarities for the default range.
-        relevant: (..., N), boolean.
+        scores: (..., N); cosine similarities for the default range.
         num_bins: number of intervals, so there is one node more.
         low: the first node.
         high: the last node. A score outside is at the end of the range, with zero gradient.
-        where: (..., N), boolean, True = a real item.
         reduction: "mean" alone: a statistic of the whole batch has no value for each list.
-        return_stats: also return how many lists there were and how many counted (`ListStats`).
 
     Returns:
-        A scalar in [0, 1]; 0.5 or so where the scores say nothing. It needs one positive and one negative pair in
-        the batch, in whichever lists; then every list counts.
+        A scalar in [0, 1]; 0.5 or so where the scores say nothing. It needs one positive and one negative pair in the
+        batch, in whichever lists; then every list counts.
 
-    Raises:
-        TypeError: `scores` are not floating point, or `where` is not boolean.
-        ValueError: shapes differ, a real score is not finite, `relevant` has values other than 0 and 1, `num_bins`
-            is not a whole number of at least 1, or `low` and `high` are not finite numbers with low < high.
+    References:
+        Ustinova, Lempitsky. Learning Deep Embeddings with Histogram Loss. NeurIPS 2016.
 
     Example:
         >>> scores = torch.tensor([[0.8, 0.4, 0.2]])

@@ -3,12 +3,9 @@
 Each takes ``rank_fn``, any callable from scores (..., n) to ranks (..., n), 1 = highest: a trained sorter,
 `laplace_rank`, or your own. Where a loss says "rank of i", that is what it calls; the ranks of targets are exact.
 Ranks are divided by the number of items, as in SoDeep (Engilberge et al., CVPR 2019), so that losses of lists of
-different lengths are alike. The result is the mean over the lists that are defined; with ``reduction="none"`` it is one
-value a list, NaN where it is not, so that ``nanmean()`` of the values is the mean.
+different lengths are alike. What all losses share is in `sodeep.losses`.
 
-As modules, `SpearmanLoss(rank_fn)` and the others hold a sorter as the submodule ``rank_fn``, so ``.to(device)`` moves
-it, and freeze it: an optimiser that is handed the loss finds nothing to train.
-
+Example:
     >>> import torch
     >>> from sodeep.losses.rank import SpearmanLoss
     >>> from sodeep.ranks import laplace_rank
@@ -70,35 +67,37 @@ def spearman_loss(
 ) -> Tensor | tuple[Tensor, SpearmanStats]:
     """Mean squared difference between the ranks of the scores and those of the targets.
 
-    loss = mean over lists of 1/n * sum over i of ((rank_fn(scores)_i - exact_rank(target)_i) / n)^2  [+ value term]
+    For a list of n items::
 
-    (Engilberge et al., CVPR 2019, who sum the squares). With exact ranks and no ties this is
-    (1 - rho) (n^2 - 1) / (6 n^2), rho being Spearman's correlation. Equal targets have equal (average) ranks.
+        1/n sum_i ((rank_fn(scores)_i - exact_rank(target)_i) / n)^2   [+ value term]
+
+    (the paper sums the squares). With exact ranks and no ties this is (1 - rho) (n^2 - 1) / (6 n^2), rho being
+    Spearman's correlation. Equal targets have equal (average) ranks.
 
     A rank does not know the scale of a score. Where predictions should also be near the targets, or for the first
     epochs, add a value term: ``value_weight * mean |scores - target|`` ("l1") or the mean of the squares ("mse").
 
+    What all losses share, such as `where`: see `sodeep.losses`.
+
     Args:
-        scores: (..., n) predictions, floating point; several lists at once are independent of one another. The last
-            axis is the list: of a model with k outputs, (n, k), pass ``scores.T`` and ``target.T``.
+        scores: (..., n) predictions. The last axis is the list: of a model with k outputs, (n, k), pass ``scores.T``
+            and ``target.T``.
         target: same shape, floating point or whole numbers; only their order counts, except in the value term.
-        rank_fn: scores (..., n) -> ranks (..., n), 1 = highest.
-        where: (..., n), boolean, True = a real item. n is then the number of real items of each list.
+        rank_fn: scores (..., n) -> ranks (..., n), 1 = highest. Those of torchsort and fast-soft-sort count from the
+            lowest: ``lambda scores: torchsort.soft_rank(-scores)``.
         value_weight: weight of the value term.
         value_loss: "l1" or "mse".
-        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined. With a value
-            term a list without an order is defined by that term alone, and its rank term is 0.
+        reduction: "mean" or "none", as of all losses. With a value term a list without an order is defined by that term
+            alone, and its rank term is 0.
         return_stats: also return `SpearmanStats`: the parts, and how many lists were defined.
 
     Returns:
-        Scalar, at least 0. A list of fewer than two real items, or whose targets are all equal, has no order to learn
-        and is left out of the rank term (not of the value term); when every list is, that term is a zero that keeps the
-        graph, with an `UndefinedListWarning`. Constant predictions give a finite loss and gradient, as far as `rank_fn`
-        gives finite ones.
+        A scalar, at least 0. A list of fewer than two real items, or whose targets are all equal, has no order to learn
+        and is left out of the rank term (not of the value term). Constant predictions give a finite loss and gradient,
+        as far as `rank_fn` gives finite ones.
 
-    Raises:
-        TypeError: `scores` are not floating point, or `where` is not boolean.
-        ValueError: shapes differ, (n, 1) against (n,) included; a real item is NaN or infinite; an option is unknown.
+    References:
+        Engilberge, Chevallier, Pérez, Cord. SoDeep: A Sorting Deep Net to Learn Ranking Loss Surrogates. CVPR 2019.
 
     Example:
         >>> from sodeep.ranks import exact_rank
@@ -143,12 +142,15 @@ def map_loss(
 ) -> Tensor | tuple[Tensor, ListStats]:
     """Mean average precision, from the ranks of the relevant items.
 
-    form="ap": loss = 1 - AP, with AP = mean over the relevant i of (rank of i among the relevant) / (rank of i among
-    all), `rank_fn` giving both. With exact ranks and no ties this is exact average precision.
+    For a list, with ``form="ap"`` or ``form="rank_sum"``::
 
-    form="rank_sum": loss = mean over the relevant i of (rank of i) / n: what SoDeep calls its mAP loss (Engilberge et
-    al., CVPR 2019), the sum <f(y), y*> of the relevant items' ranks. The paper's value is the sum, over the lists, of
-    this times the number of relevant items. It is a bound in spirit only: the last item matters as much as the first.
+        1 - mean over the relevant i of  (rank of i among the relevant) / (rank of i among all)
+        mean over the relevant i of  (rank of i among all) / n
+
+    In the first `rank_fn` gives both ranks; with exact ranks and no ties it is one minus exact average precision. The
+    second is what SoDeep calls its mAP loss, the sum <f(y), y*> of the relevant items' ranks: the paper's value is the
+    sum, over the lists, of this times the number of relevant items. It is a bound in spirit only: the last item matters
+    as much as the first.
 
     For multi-label classification, as in the paper, a list is a class: pass ``scores.T`` and ``labels.T`` of scores and
     labels (images, classes).
@@ -156,23 +158,18 @@ def map_loss(
     A rank function for lists of one length (one with a `seq_len`, such as the lstm sorter) cannot rank the relevant
     items alone. Their exact ranks then stand in the numerator, as constants: the gradient is that of the denominator.
 
+    What all losses share, such as `where`: see `sodeep.losses`.
+
     Args:
-        scores: (..., N), floating point, higher = better; the last axis is the list.
-        relevant: (..., N), boolean.
         rank_fn: scores (..., n) -> ranks (..., n), 1 = highest.
-        where: (..., N), boolean, True = a real item.
         form: "ap" or "rank_sum".
-        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined.
-        return_stats: also return `ListStats`, how many lists there were and how many were defined.
 
     Returns:
-        Scalar, the mean over the lists that have a relevant item: in [0, 1) and (0, 1] with exact ranks; a soft or
-        learned rank function can leave that range by its error. When no list has one: a zero that keeps the graph, with
-        an `UndefinedListWarning`.
+        A scalar, in [0, 1) and (0, 1] with exact ranks; a soft or learned rank function can leave that range by its
+        error.
 
-    Raises:
-        TypeError: `scores` are not floating point, or `where` is not boolean.
-        ValueError: shapes differ, a real item is NaN or infinite, `relevant` holds more than 0 and 1, unknown form.
+    References:
+        Engilberge, Chevallier, Pérez, Cord. SoDeep: A Sorting Deep Net to Learn Ranking Loss Surrogates. CVPR 2019.
 
     Example:
         >>> from sodeep.ranks import exact_rank
@@ -208,30 +205,27 @@ def recall_loss(
 ) -> Tensor | tuple[Tensor, ListStats]:
     """Hinge between the ranks of the relevant items and those of the hardest others (SoDeep's recall loss).
 
-    loss = mean over relevant p of max over other c of max(0, margin + r_p - r_c), r = rank_fn(scores) / n
+    For a list, with r = rank_fn(scores) / n::
 
-    (Engilberge et al., CVPR 2019, with one relevant item per list). The hardest others are those of the best rank; with
-    `hardest` above 1 the mean over so many of them is taken.
+        mean over relevant p of  max over other c of  max(0, margin + r_p - r_c)
+
+    (in the paper, with one relevant item a list). The hardest others are those of the best rank; with `hardest` above 1
+    the mean over so many of them is taken.
+
+    What all losses share, such as `where`: see `sodeep.losses`.
 
     Args:
-        scores: (..., N), floating point, higher = better; the last axis is the list.
-        relevant: (..., N), boolean.
         rank_fn: scores (..., n) -> ranks (..., n), 1 = highest.
-        margin: by how much of the list a relevant item should be ahead, as a share of its length. The released code
-            takes the same argument and never reads it: it computes margin = 1/n, which any correct order satisfies.
-        hardest: how many others per list.
-        where: (..., N), boolean, True = a real item.
-        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined.
-        return_stats: also return `ListStats`, how many lists there were and how many were defined.
+        margin: by how much of the list a relevant item should be ahead, as a fraction of its length, at least 0. The
+            released code takes the same argument and never reads it: it computes margin = 1/n, which any correct order
+            satisfies.
+        hardest: how many others per list, at least 1.
 
     Returns:
-        Scalar in [0, 1 + margin): the mean over the lists with a relevant item and another. When there is none: a zero
-        that keeps the graph, with an `UndefinedListWarning`.
+        A scalar in [0, 1 + margin): the mean over the lists with a relevant item and another.
 
-    Raises:
-        TypeError: `scores` are not floating point, or `where` is not boolean.
-        ValueError: shapes differ, a real item is NaN or infinite, `relevant` holds more than 0 and 1, `margin` is
-            negative, `hardest` is below 1.
+    References:
+        Engilberge, Chevallier, Pérez, Cord. SoDeep: A Sorting Deep Net to Learn Ranking Loss Surrogates. CVPR 2019.
 
     Example:
         >>> from sodeep.ranks import exact_rank
@@ -257,12 +251,7 @@ def recall_loss(
 
 
 class SpearmanLoss(Loss[SpearmanStats]):
-    """`spearman_loss` as a module: ``SpearmanLoss(rank_fn)(scores, target, where=None)``.
-
-    Args:
-        rank_fn: scores (..., n) -> ranks (..., n), 1 = highest. A module becomes a submodule and is frozen. Those of
-            torchsort and fast-soft-sort count from the lowest: ``lambda scores: torchsort.soft_rank(-scores)``.
-        value_weight, value_loss, reduction: as of `spearman_loss`.
+    """Module form of `spearman_loss`.
 
     Example:
         >>> from sodeep.ranks import laplace_rank
@@ -279,11 +268,7 @@ class SpearmanLoss(Loss[SpearmanStats]):
 
 
 class MAPLoss(Loss[ListStats]):
-    """`map_loss` as a module: ``MAPLoss(rank_fn)(scores, relevant, where=None)``.
-
-    Args:
-        rank_fn: scores (..., n) -> ranks (..., n). A module becomes a submodule and is frozen.
-        form, reduction: as of `map_loss`.
+    """Module form of `map_loss`.
 
     Example:
         >>> from sodeep.ranks import laplace_rank
@@ -298,11 +283,12 @@ class MAPLoss(Loss[ListStats]):
 
 
 class RecallLoss(Loss[ListStats]):
-    """`recall_loss` as a module: ``RecallLoss(rank_fn)(scores, relevant, where=None)``.
+    """Module form of `recall_loss`.
 
-    Args:
-        rank_fn: scores (..., n) -> ranks (..., n). A module becomes a submodule and is frozen.
-        margin, hardest, reduction: as of `recall_loss`.
+    Example:
+        >>> from sodeep.ranks import laplace_rank
+        >>> RecallLoss(laplace_rank)
+        RecallLoss(rank_fn=laplace_rank, margin=0.2, hardest=1)
     """
 
     function = staticmethod(recall_loss)

@@ -1,9 +1,10 @@
 """Semantic retrieval loss: rank the items in the order of their meaning, not only the relevant ones first.
 
->>> similarity = torch.tensor([[0.9, 0.1, 0.5], [0.2, 0.3, 0.9]])
->>> meaning = torch.tensor([[0.7, 0.2, 0.6], [0.9, 0.3, 0.1]])
->>> print(f"{asp_loss(similarity, meaning):.4f}")  # the first list is in order, the second in reverse
-0.2222
+Example:
+    >>> similarity = torch.tensor([[0.9, 0.1, 0.5], [0.2, 0.3, 0.9]])
+    >>> meaning = torch.tensor([[0.7, 0.2, 0.6], [0.9, 0.3, 0.1]])
+    >>> print(f"{asp_loss(similarity, meaning):.4f}")  # the first list is in order, the second in reverse
+    0.2222
 """
 
 from __future__ import annotations
@@ -30,43 +31,36 @@ def asp_loss(
     reduction: str = "mean",
     return_stats: bool = False,
 ) -> Tensor | tuple[Tensor, ListStats]:
-    r"""One minus average semantic precision (ASP), between ranks by score and ranks by meaning.
+    """One minus average semantic precision (ASP), between ranks by score and ranks by meaning.
 
-    Definition, for the items i of a query, R(i, S) its rank by similarity and R(i, C) its rank by semantic score:
+    For the items i of a query, R(i, S) its rank by similarity and R(i, C) its rank by semantic score::
 
         ASP = mean over i of  min(R(i, C), R(i, S)) / max(R(i, C), R(i, S))
 
-    with, unless rank functions are given, soft ranks on both sides:
+    with, unless rank functions are given, soft ranks on both sides::
 
         R(i, x) = 1 + sum_{j != i} sigmoid((x_j - x_i) / tau)
 
     A ratio of ranks weighs errors at the top of the list most. Equal scores share a rank. An item whose two ranks are
     equal is at its maximum, a ratio of 1: its gradient is 0 there.
 
+    What all losses share, such as `where`: see `sodeep.losses`.
+
     Args:
-        scores: (..., N) similarities of a query's items, higher = better.
-        semantic: (..., N) semantic scores of the same items, floating point or whole numbers, higher = closer in
-            meaning. A target: it gets no gradient.
+        semantic: (..., N) semantic scores of the items, floating point or whole numbers, higher = closer in meaning. A
+            target: it gets no gradient.
         tau: temperature of the soft ranks, in the units of the scores (and of the semantic scores); unused with a
             `rank_fn`. The released code has 0.001, which leaves only items within 0.01 of each other a gradient.
         rank_fn: (..., n) scores -> (..., n) ranks, in place of the sigmoid: any rank function.
         semantic_rank_fn: the same for the semantic scores, `exact_rank` say; None: as for `scores`.
-        where: (..., N) boolean, True = a real item; others are as if deleted.
-        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined.
-        return_stats: also return how many lists there were and how many had a real item (`ListStats`).
 
     Returns:
-        Scalar, in [0, 1) for ranks from 1 up: the mean over the lists with a real item. With no such list, a zero with
-        zero gradient and an `UndefinedListWarning`.
-
-    Raises:
-        TypeError, ValueError: for scores, semantic scores or a mask of a wrong dtype, shape or device, values that are
-            not finite, or a `tau` that is not positive.
+        A scalar, in [0, 1) for ranks from 1 up. A list is defined as soon as it has a real item.
 
     References:
         Li, Song, Gao, Zeng, Zhang, Li. A Differentiable Semantic Metric Approximation in Probabilistic Embedding for
-        Cross-Modal Retrieval (DAA). NeurIPS 2022. Its released code takes differences between a column and a row of
-        the score matrix, right for symmetric matrices only; here every list is compared with itself.
+        Cross-Modal Retrieval (DAA). NeurIPS 2022. Its released code takes differences between a column and a row of the
+        score matrix, right for symmetric matrices only; here every list is compared with itself.
 
     Example:
         >>> from sodeep.ranks import exact_rank
@@ -93,7 +87,12 @@ def asp_loss(
 
 
 class ASPLoss(Loss[ListStats]):
-    """`asp_loss` as a Module."""
+    """Module form of `asp_loss`.
+
+    Example:
+        >>> ASPLoss()
+        ASPLoss(tau=0.01, rank_fn=None, semantic_rank_fn=None)
+    """
 
     function = staticmethod(asp_loss)
 
