@@ -5,6 +5,7 @@ What a single loss or metric means is in its own test file; what they all promis
 
 from __future__ import annotations
 
+import ast
 import copy
 import inspect
 import itertools
@@ -168,6 +169,14 @@ def test_every_loss_is_in_the_table():
         public = {name for name in own if not name.startswith("_") and name.lower().endswith("loss")}
         assert public <= set(losses.__all__)
     assert set(losses.__all__) <= {*sodeep.__all__}
+
+
+@every_loss
+def test_a_module_stands_right_under_its_function(name):
+    function, module = LOSSES[name].function, LOSSES[name].module
+    source = ast.parse(inspect.getsource(inspect.getmodule(function)))
+    names = [node.name for node in source.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+    assert names[names.index(function.__name__) + 1] == module.__name__
 
 
 def test_every_metric_is_in_the_table():

@@ -238,6 +238,20 @@ def contrastive_loss(
     return reduce_defined(values, (positive | negative).any(-1), scores, reduction, return_stats, needs="a real item")
 
 
+class ContrastiveLoss(Loss[ListStats]):
+    """Module form of `contrastive_loss`.
+
+    Example:
+        >>> ContrastiveLoss()
+        ContrastiveLoss(positive_margin=0.9, negative_margin=0.6)
+    """
+
+    function = staticmethod(contrastive_loss)
+
+    def __init__(self, positive_margin: float = 0.9, negative_margin: float = 0.6, *, reduction: str = "mean") -> None:
+        super().__init__(positive_margin=positive_margin, negative_margin=negative_margin, reduction=reduction)
+
+
 @loss_function(margin=check_positive, mining=partial(check_choice, choices=MINING))
 def triplet_loss(
     scores: Tensor,
@@ -305,6 +319,20 @@ def triplet_loss(
         active = count_p.sum(-1)
         values = (((count_n - count_p) * s).sum(-1) + margin * active) / active.clamp(min=1)
     return _reduce_over_both(values, lists, scores, reduction, return_stats)
+
+
+class TripletLoss(Loss[ListStats]):
+    """Module form of `triplet_loss`.
+
+    Example:
+        >>> TripletLoss(mining="hard")
+        TripletLoss(margin=0.2, mining='hard')
+    """
+
+    function = staticmethod(triplet_loss)
+
+    def __init__(self, margin: float = 0.2, mining: str = "all", *, reduction: str = "mean") -> None:
+        super().__init__(margin=margin, mining=mining, reduction=reduction)
 
 
 FEW_POSITIVES = 16
@@ -397,6 +425,20 @@ def nt_xent_loss(
     return _reduce_over_both(masked_mean(below, lists.positive), lists, scores, reduction, return_stats)
 
 
+class NTXentLoss(Loss[ListStats]):
+    """Module form of `nt_xent_loss`.
+
+    Example:
+        >>> NTXentLoss()
+        NTXentLoss(temperature=0.07)
+    """
+
+    function = staticmethod(nt_xent_loss)
+
+    def __init__(self, temperature: float = 0.07, *, reduction: str = "mean") -> None:
+        super().__init__(temperature=temperature, reduction=reduction)
+
+
 @loss_function()
 def n_pairs_loss(
     scores: Tensor,
@@ -432,6 +474,20 @@ def n_pairs_loss(
         tensor(0.0360)
     """
     return nt_xent_loss(scores, relevant, temperature=1.0, where=where, reduction=reduction, return_stats=return_stats)
+
+
+class NPairsLoss(Loss[ListStats]):
+    """Module form of `n_pairs_loss`.
+
+    Example:
+        >>> NPairsLoss()(torch.tensor([[5.0, 1.0, 1.0]]), torch.tensor([[True, False, False]]))
+        tensor(0.0360)
+    """
+
+    function = staticmethod(n_pairs_loss)
+
+    def __init__(self, *, reduction: str = "mean") -> None:
+        super().__init__(reduction=reduction)
 
 
 @loss_function(temperature=check_positive)
@@ -474,6 +530,20 @@ def nca_loss(
     s = lists.scores if temperature == 1 else _bound(lists.scores / temperature)
     values = _log_ratio(s, lists)  # log(1 + N/P): nothing cancels when the positives are far ahead
     return _reduce_over_both(values, lists, scores, reduction, return_stats)
+
+
+class NCALoss(Loss[ListStats]):
+    """Module form of `nca_loss`.
+
+    Example:
+        >>> NCALoss()
+        NCALoss(temperature=1.0)
+    """
+
+    function = staticmethod(nca_loss)
+
+    def __init__(self, temperature: float = 1.0, *, reduction: str = "mean") -> None:
+        super().__init__(temperature=temperature, reduction=reduction)
 
 
 @loss_function(margin=check_number)
@@ -526,6 +596,20 @@ def lifted_structure_loss(
     return _reduce_over_both(values, lists, scores, reduction, return_stats)
 
 
+class LiftedStructureLoss(Loss[ListStats]):
+    """Module form of `lifted_structure_loss`.
+
+    Example:
+        >>> LiftedStructureLoss()
+        LiftedStructureLoss(margin=1.0)
+    """
+
+    function = staticmethod(lifted_structure_loss)
+
+    def __init__(self, margin: float = 1.0, *, reduction: str = "mean") -> None:
+        super().__init__(margin=margin, reduction=reduction)
+
+
 STEEPNESS = {"alpha": check_positive, "beta": check_positive, "base": check_number}
 
 
@@ -575,6 +659,20 @@ def binomial_deviance_loss(
     deviance = _softplus(_exponent(lists, alpha, beta, base))
     values = masked_mean(deviance, positive) + masked_mean(deviance, negative)
     return reduce_defined(values, (positive | negative).any(-1), scores, reduction, return_stats, needs="a real item")
+
+
+class BinomialDevianceLoss(Loss[ListStats]):
+    """Module form of `binomial_deviance_loss`.
+
+    Example:
+        >>> BinomialDevianceLoss()
+        BinomialDevianceLoss(alpha=2.0, beta=50.0, base=0.5)
+    """
+
+    function = staticmethod(binomial_deviance_loss)
+
+    def __init__(self, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, *, reduction: str = "mean") -> None:
+        super().__init__(alpha=alpha, beta=beta, base=base, reduction=reduction)
 
 
 def _exponent(lists: Lists, alpha: float, beta: float, base: float) -> Tensor:
@@ -640,6 +738,20 @@ def bin_lifted_loss(
     return _reduce_over_both(values, lists, scores, reduction, return_stats)
 
 
+class BinLiftedLoss(Loss[ListStats]):
+    """Module form of `bin_lifted_loss`.
+
+    Example:
+        >>> BinLiftedLoss()
+        BinLiftedLoss(alpha=2.0, beta=50.0, base=0.5)
+    """
+
+    function = staticmethod(bin_lifted_loss)
+
+    def __init__(self, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, *, reduction: str = "mean") -> None:
+        super().__init__(alpha=alpha, beta=beta, base=base, reduction=reduction)
+
+
 @loss_function(**STEEPNESS, epsilon=optional(check_number))
 def multi_similarity_loss(
     scores: Tensor,
@@ -702,6 +814,28 @@ def multi_similarity_loss(
     of_p, of_n = _softplus(_logsumexp_of_sides(x, positive, negative))
     values = of_p / alpha + of_n / beta
     return _reduce_over_both(values, lists, scores, reduction, return_stats)
+
+
+class MultiSimilarityLoss(Loss[ListStats]):
+    """Module form of `multi_similarity_loss`.
+
+    Example:
+        >>> MultiSimilarityLoss(epsilon=None)
+        MultiSimilarityLoss(alpha=2.0, beta=50.0, base=0.5, epsilon=None)
+    """
+
+    function = staticmethod(multi_similarity_loss)
+
+    def __init__(
+        self,
+        alpha: float = 2.0,
+        beta: float = 50.0,
+        base: float = 0.5,
+        epsilon: float | None = 0.1,
+        *,
+        reduction: str = "mean",
+    ) -> None:
+        super().__init__(alpha=alpha, beta=beta, base=base, epsilon=epsilon, reduction=reduction)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -784,145 +918,6 @@ def histogram_loss(
     defined = (total_pos > 0) & (total_neg > 0)
     needs = "a positive and a negative pair between them"
     return reduce_defined(loss.expand(len(s)), defined.expand(len(s)), scores, reduction, return_stats, needs=needs)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The Module forms
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-class ContrastiveLoss(Loss[ListStats]):
-    """Module form of `contrastive_loss`.
-
-    Example:
-        >>> ContrastiveLoss()
-        ContrastiveLoss(positive_margin=0.9, negative_margin=0.6)
-    """
-
-    function = staticmethod(contrastive_loss)
-
-    def __init__(self, positive_margin: float = 0.9, negative_margin: float = 0.6, *, reduction: str = "mean") -> None:
-        super().__init__(positive_margin=positive_margin, negative_margin=negative_margin, reduction=reduction)
-
-
-class TripletLoss(Loss[ListStats]):
-    """Module form of `triplet_loss`.
-
-    Example:
-        >>> TripletLoss(mining="hard")
-        TripletLoss(margin=0.2, mining='hard')
-    """
-
-    function = staticmethod(triplet_loss)
-
-    def __init__(self, margin: float = 0.2, mining: str = "all", *, reduction: str = "mean") -> None:
-        super().__init__(margin=margin, mining=mining, reduction=reduction)
-
-
-class NTXentLoss(Loss[ListStats]):
-    """Module form of `nt_xent_loss`.
-
-    Example:
-        >>> NTXentLoss()
-        NTXentLoss(temperature=0.07)
-    """
-
-    function = staticmethod(nt_xent_loss)
-
-    def __init__(self, temperature: float = 0.07, *, reduction: str = "mean") -> None:
-        super().__init__(temperature=temperature, reduction=reduction)
-
-
-class NPairsLoss(Loss[ListStats]):
-    """Module form of `n_pairs_loss`.
-
-    Example:
-        >>> NPairsLoss()(torch.tensor([[5.0, 1.0, 1.0]]), torch.tensor([[True, False, False]]))
-        tensor(0.0360)
-    """
-
-    function = staticmethod(n_pairs_loss)
-
-    def __init__(self, *, reduction: str = "mean") -> None:
-        super().__init__(reduction=reduction)
-
-
-class NCALoss(Loss[ListStats]):
-    """Module form of `nca_loss`.
-
-    Example:
-        >>> NCALoss()
-        NCALoss(temperature=1.0)
-    """
-
-    function = staticmethod(nca_loss)
-
-    def __init__(self, temperature: float = 1.0, *, reduction: str = "mean") -> None:
-        super().__init__(temperature=temperature, reduction=reduction)
-
-
-class LiftedStructureLoss(Loss[ListStats]):
-    """Module form of `lifted_structure_loss`.
-
-    Example:
-        >>> LiftedStructureLoss()
-        LiftedStructureLoss(margin=1.0)
-    """
-
-    function = staticmethod(lifted_structure_loss)
-
-    def __init__(self, margin: float = 1.0, *, reduction: str = "mean") -> None:
-        super().__init__(margin=margin, reduction=reduction)
-
-
-class BinomialDevianceLoss(Loss[ListStats]):
-    """Module form of `binomial_deviance_loss`.
-
-    Example:
-        >>> BinomialDevianceLoss()
-        BinomialDevianceLoss(alpha=2.0, beta=50.0, base=0.5)
-    """
-
-    function = staticmethod(binomial_deviance_loss)
-
-    def __init__(self, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, *, reduction: str = "mean") -> None:
-        super().__init__(alpha=alpha, beta=beta, base=base, reduction=reduction)
-
-
-class BinLiftedLoss(Loss[ListStats]):
-    """Module form of `bin_lifted_loss`.
-
-    Example:
-        >>> BinLiftedLoss()
-        BinLiftedLoss(alpha=2.0, beta=50.0, base=0.5)
-    """
-
-    function = staticmethod(bin_lifted_loss)
-
-    def __init__(self, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, *, reduction: str = "mean") -> None:
-        super().__init__(alpha=alpha, beta=beta, base=base, reduction=reduction)
-
-
-class MultiSimilarityLoss(Loss[ListStats]):
-    """Module form of `multi_similarity_loss`.
-
-    Example:
-        >>> MultiSimilarityLoss(epsilon=None)
-        MultiSimilarityLoss(alpha=2.0, beta=50.0, base=0.5, epsilon=None)
-    """
-
-    function = staticmethod(multi_similarity_loss)
-
-    def __init__(
-        self,
-        alpha: float = 2.0,
-        beta: float = 50.0,
-        base: float = 0.5,
-        epsilon: float | None = 0.1,
-        *,
-        reduction: str = "mean",
-    ) -> None:
-        super().__init__(alpha=alpha, beta=beta, base=base, epsilon=epsilon, reduction=reduction)
 
 
 class HistogramLoss(Loss[ListStats]):

@@ -129,6 +129,23 @@ def spearman_loss(
     return loss, SpearmanStats(len(x), (low < high).sum(), rank_term.detach(), value_term.detach())
 
 
+class SpearmanLoss(Loss[SpearmanStats]):
+    """Module form of `spearman_loss`.
+
+    Example:
+        >>> from sodeep.ranks import laplace_rank
+        >>> SpearmanLoss(laplace_rank, value_weight=0.1)
+        SpearmanLoss(rank_fn=laplace_rank, value_weight=0.1, value_loss='l1')
+    """
+
+    function = staticmethod(spearman_loss)
+
+    def __init__(
+        self, rank_fn: RankFunction, *, value_weight: float = 0.0, value_loss: str = "l1", reduction: str = "mean"
+    ) -> None:
+        super().__init__(rank_fn=rank_fn, value_weight=value_weight, value_loss=value_loss, reduction=reduction)
+
+
 @loss_function(rank_fn=check_rank_fn, form=partial(check_choice, choices=("ap", "rank_sum")))
 def map_loss(
     scores: Tensor,
@@ -191,6 +208,21 @@ def map_loss(
     return reduce_defined(masked_mean(terms, positive), positive.any(-1), scores, reduction, return_stats)
 
 
+class MAPLoss(Loss[ListStats]):
+    """Module form of `map_loss`.
+
+    Example:
+        >>> from sodeep.ranks import laplace_rank
+        >>> images, labels = torch.tensor([[0.9, 0.1], [0.2, 0.3], [0.4, 0.7]]), torch.tensor([[1, 0], [0, 1], [0, 1]])
+        >>> loss = MAPLoss(laplace_rank)(images.T, labels.T)  # one list per class
+    """
+
+    function = staticmethod(map_loss)
+
+    def __init__(self, rank_fn: RankFunction, *, form: str = "ap", reduction: str = "mean") -> None:
+        super().__init__(rank_fn=rank_fn, form=form, reduction=reduction)
+
+
 @loss_function(rank_fn=check_rank_fn, margin=partial(check_number, low=0), hardest=partial(check_at_least, low=1))
 def recall_loss(
     scores: Tensor,
@@ -248,38 +280,6 @@ def recall_loss(
     needs = "a relevant item and another"
     defined = positive.any(-1) & negative.any(-1)
     return reduce_defined(masked_mean(per_item, positive), defined, scores, reduction, return_stats, needs)
-
-
-class SpearmanLoss(Loss[SpearmanStats]):
-    """Module form of `spearman_loss`.
-
-    Example:
-        >>> from sodeep.ranks import laplace_rank
-        >>> SpearmanLoss(laplace_rank, value_weight=0.1)
-        SpearmanLoss(rank_fn=laplace_rank, value_weight=0.1, value_loss='l1')
-    """
-
-    function = staticmethod(spearman_loss)
-
-    def __init__(
-        self, rank_fn: RankFunction, *, value_weight: float = 0.0, value_loss: str = "l1", reduction: str = "mean"
-    ) -> None:
-        super().__init__(rank_fn=rank_fn, value_weight=value_weight, value_loss=value_loss, reduction=reduction)
-
-
-class MAPLoss(Loss[ListStats]):
-    """Module form of `map_loss`.
-
-    Example:
-        >>> from sodeep.ranks import laplace_rank
-        >>> images, labels = torch.tensor([[0.9, 0.1], [0.2, 0.3], [0.4, 0.7]]), torch.tensor([[1, 0], [0, 1], [0, 1]])
-        >>> loss = MAPLoss(laplace_rank)(images.T, labels.T)  # one list per class
-    """
-
-    function = staticmethod(map_loss)
-
-    def __init__(self, rank_fn: RankFunction, *, form: str = "ap", reduction: str = "mean") -> None:
-        super().__init__(rank_fn=rank_fn, form=form, reduction=reduction)
 
 
 class RecallLoss(Loss[ListStats]):
