@@ -1,11 +1,12 @@
 """Differentiable ranks, learned or handcrafted, and the losses and metrics built on them.
 
->>> import torch, sodeep
->>> loss = sodeep.SpearmanLoss(sodeep.laplace_rank)
->>> scores = torch.tensor([0.1, 0.9, 0.4], requires_grad=True)
->>> loss(scores, torch.tensor([3.0, 1.0, 2.0])).backward()
->>> bool(scores.grad[0] < 0 < scores.grad[1])  # a step down the gradient raises the first, lowers the second
-True
+Example:
+    >>> import torch, sodeep
+    >>> loss = sodeep.SpearmanLoss(sodeep.laplace_rank)
+    >>> scores = torch.tensor([0.1, 0.9, 0.4], requires_grad=True)
+    >>> loss(scores, torch.tensor([3.0, 1.0, 2.0])).backward()
+    >>> bool(scores.grad[0] < 0 < scores.grad[1])  # a step down the gradient raises the first, lowers the second
+    True
 """
 
 from typing import TYPE_CHECKING

@@ -100,16 +100,15 @@ def _code(label: str | bytes) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
-def as_labels(labels: Any, name: str = "labels", rows: int | None = None, of: str = "embeddings") -> Tensor:
+def as_labels(values: Tensor, name: str = "labels", rows: int | None = None, of: str = "embeddings") -> Tensor:
     """Checked labels: (n,) int64 or floating point, or multi-hot (n, c) int64. A column (n, 1) counts as (n,).
 
     Args:
-        labels: in any form.
+        values: what `label_tensor` made of them.
         name: the argument, for messages.
         rows: the number of rows there must be; None takes any.
         of: the argument that has these rows, for messages.
     """
-    values = label_tensor(labels, name)
     if values.ndim == 2 and values.shape[1] == 1:
         values = values.squeeze(1)
     if values.ndim not in (1, 2) or (rows is not None and values.shape[0] != rows):

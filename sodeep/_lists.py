@@ -1,4 +1,4 @@
-"""Scores with relevance, checked and brought to one row a list: where every loss on pairs and every metric starts."""
+"""Lists, checked: scores with their relevance as one row a list, scores with a target, means over the real items."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sodeep._checks import (
     ordinary,
     readable,
 )
-from sodeep._precision import working_dtype
+from sodeep._precision import wide_dtype, working_dtype
 
 
 class Lists(NamedTuple):
@@ -64,6 +64,34 @@ def prepare(scores: Tensor, relevant: Tensor, where: Tensor | None = None) -> Li
     positive = relevant if where is None else relevant & where
     negative = ~relevant if where is None else ~relevant & where
     return Lists(values.reshape(-1, n), positive.reshape(-1, n), negative.reshape(-1, n), where is not None)
+
+
+def check_target(
+    scores: Tensor, target: Tensor, where: Tensor | None = None, name: str = "target"
+) -> tuple[Tensor, Tensor | None]:
+    """Check scores and what they should be ordered like, floats or whole numbers.
+
+    Returns:
+        The target as floats and the mask of real items, each of the shape of `scores`, or None for no mask. Floats
+        hold whole numbers up to 2^53: where the order counts, `ordered_floats` of the target keeps all of them apart.
+    """
+    check_scores(scores)
+    whole = isinstance(target, Tensor) and not target.is_floating_point() and not target.is_complex()
+    values = check_scores(target.to(wide_dtype(scores)) if whole else target, name)
+    check_same_shape(values, scores, name, "scores")
+    check_device(values, scores, name, "scores")
+    where = check_where(where, scores)
+    check_finite(scores, where)
+    check_finite(values, where, name)
+    return values, where
+
+
+def masked_mean(x: Tensor, where: Tensor | None, keepdim: bool = False) -> Tensor:
+    """Mean of `x` (..., n) over the real items of the last axis; 0 for a list without any."""
+    if where is None:
+        return x.mean(-1, keepdim=keepdim)
+    # masked_fill, not a product: a masked NaN must reach neither the value nor the gradient
+    return x.masked_fill(~where, 0).sum(-1, keepdim=keepdim) / where.sum(-1, keepdim=keepdim).clamp(min=1)
 
 
 def of_one_item(scores: Tensor, other: str = "relevant") -> str:

@@ -21,6 +21,11 @@ def working_dtype(*tensors: Tensor) -> torch.dtype:
     return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
 
 
+def wide_dtype(x: Tensor) -> torch.dtype:
+    """The dtype for sums that must not round: float64, where the device of `x` has it."""
+    return torch.float32 if x.device.type == "mps" else torch.float64
+
+
 def full_precision(function: Callable[P, R]) -> Callable[P, R]:
     """Run `function` outside autocast, on the devices of its tensor arguments."""
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sodeep._checks import readable
+from sodeep._precision import wide_dtype
 
 
 def ascending(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -18,18 +19,20 @@ def ascending(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.gather(-1, order), order
 
 
-def order_of_whole(x: Tensor) -> Tensor:
-    """Small whole numbers in the order of the whole numbers `x` (..., n) along the last axis, equal where those are.
+def ordered_floats(x: Tensor) -> Tensor:
+    """Floats in the order of `x` (..., n) along the last axis, equal where its values are: floats as they are.
 
-    Floats cannot stand for them: float64 makes one number of 2^53 and 2^53 + 1.
+    Whole numbers become their place in the order: float64 makes one number of 2^53 and 2^53 + 1.
     """
+    if x.is_floating_point():
+        return x
     if x.dtype == torch.uint64:  # torch cannot sort these: the same order, as int64
         x = x.view(torch.int64) ^ torch.iinfo(torch.int64).min
     if x.dtype not in (torch.int32, torch.int64):  # of so few bits that floats hold them
-        return x
+        return x.to(wide_dtype(x))
     y, order = torch.sort(x)
     steps = pad((y[..., 1:] != y[..., :-1]).cumsum(-1), (1, 0))
-    return torch.zeros_like(steps).scatter(-1, order, steps)
+    return torch.zeros_like(steps).scatter(-1, order, steps).to(wide_dtype(x))
 
 
 def _cpu_order(x: Tensor) -> Tensor:

@@ -220,6 +220,10 @@ def load_sorter(name_or_path: str | os.PathLike[str]) -> Sorter:
         FileNotFoundError: no such file or shipped sorter.
         ValueError: a file that is not a sorter's, or is damaged, or was written by a newer version; the message says
             what was found and what to do.
+
+    Example:
+        >>> load_sorter("set")(torch.tensor([0.2, 0.9, 0.5])).round()
+        tensor([3., 1., 2.])
     """
     path = _find(name_or_path)
     with torch.inference_mode(False):  # a tensor made in it could never be part of a graph
@@ -275,6 +279,9 @@ def import_sodeep2019(path: str | os.PathLike[str]) -> Sorter:
     ``args_dict``. It is not unpickled: a reader of such files reads it, and refuses one that holds anything but dense
     tensors, plain values and that one class. Its weights may lie on a GPU and carry the ``module.`` prefix of
     `DataParallel`.
+
+    Args:
+        path: the file.
 
     Returns:
         The same network, frozen, on the CPU. Its ranks are n times the outputs of the original, which sees raw scores:

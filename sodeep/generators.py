@@ -5,6 +5,7 @@ A *distribution* is any function ``(batch, n, generator) -> scores (batch, n)``,
 `DISTRIBUTIONS`; `draw` picks the distribution of each row by them. The target ranks are `sodeep.ranks.exact_rank` of
 what was drawn.
 
+Example:
     >>> import torch
     >>> from sodeep.generators import draw
     >>> generator = torch.Generator().manual_seed(0)

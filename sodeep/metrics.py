@@ -1,19 +1,26 @@
 """Exact ranking metrics: one value per list.
 
-Every function takes ``scores (..., N)``, higher = better, and for retrieval ``relevant (..., N)``, boolean: a row is a
-query, a column an item. It returns the batch shape ``(...)``: one value per list, NaN where the metric has no meaning
-for a list (no relevant item, say), with one `UndefinedMetricWarning` per call that counts them. The usual summary is
-`.nanmean()`.
+What all of them share is said here, once; a metric says what it has of its own.
+
+* ``scores`` (..., N), floating point, higher = better. The last axis is the list: a row is a query, a column an item.
+* ``relevant`` (..., N), boolean or 0 and 1. Metrics of an order have a ``target``, or ``semantic`` scores, in its
+  place: floating point or whole numbers.
+* ``where`` (..., N), boolean, True = a real item. Masked items count as absent, whatever their score. A query that is
+  in its own gallery is left out so, for example with ``where=~torch.eye(N, dtype=bool)``.
+* ``chunk_size``: lists at a time; None picks it. Memory is a few times the size of so many rows.
+* **Results** have the batch shape (...): one value a list, NaN where the metric has no meaning for it (no relevant
+  item, if the metric does not say otherwise), with one `UndefinedMetricWarning` a call that counts them. The usual
+  summary is `.nanmean()`. Half-precision scores are compared exactly, sums are taken in float64, results are float64
+  for float64 scores and float32 otherwise. Nothing is differentiable.
+* **Errors**: a TypeError for scores that are not floating point or a `where` that is not boolean; a ValueError for
+  shapes or devices that differ, a real item that is NaN or infinite, a `relevant` that holds more than 0 and 1, or a
+  `k` below 1.
 
 * **Ties** never depend on the order of the items. Ranks of tied scores are averaged. Precision is read at a score, all
   items of that score included, as in scikit-learn. Where a cut at k runs through a group of tied items, each counts by
   its chance to be among the first k when their order is random (McSherry and Najork, ECIR 2008). So a model that gives
   all items one score is measured as what it is, a random order.
-* **A query that is in its own gallery** is left out with `where`, for example ``where=~torch.eye(N, dtype=bool)``.
-* **Masked items** (`where` False) count as absent, whatever their score.
 * **Items that a DistributedSampler repeats** would be found as their own copies: `sodeep.drop_repeats` takes them out.
-* Half-precision scores are compared exactly, sums are taken in float64, results are float64 for float64 scores and
-  float32 otherwise. Nothing is differentiable. Memory is a few times the size of `chunk_size` rows; None picks it.
 
 Example:
     >>> import torch
@@ -40,16 +47,15 @@ from sodeep._checks import (
     check_choice,
     check_device,
     check_finite,
-    check_same_shape,
     check_scores,
     check_where,
     compiling,
     describe,
     readable,
 )
-from sodeep._lists import of_one_item, prepare, warn_of_outputs
-from sodeep._precision import full_precision, working_dtype
-from sodeep._sort import ascending, order_of_whole
+from sodeep._lists import check_target, of_one_item, prepare, warn_of_outputs
+from sodeep._precision import full_precision, wide_dtype, working_dtype
+from sodeep._sort import ascending, ordered_floats
 from sodeep.ranks import exact_rank
 
 
@@ -66,19 +72,15 @@ def spearman_corr(
 ) -> Tensor:
     """Spearman's rank correlation: Pearson's correlation of the average ranks.
 
+    What all metrics share, such as `where`: see `sodeep.metrics`.
+
     Args:
         scores: (..., n), floating point. The last axis is the list: of a model with k outputs, (n, k), pass
             ``scores.T`` and ``target.T`` for one correlation an output.
         target: what they should be ordered like, same shape, floating point or whole numbers.
-        where: (..., n), boolean, True = a real item.
-        chunk_size: lists at a time; None picks it.
 
     Returns:
         (...), in [-1, 1]. NaN for a list of fewer than two real items, or whose scores or targets are all equal.
-
-    Raises:
-        TypeError: `scores` are not floating point, or `where` is not boolean.
-        ValueError: shapes differ, or a real item is NaN or infinite.
 
     Example:
         >>> spearman_corr(torch.tensor([0.1, 0.7, 0.4]), torch.tensor([1, 3, 2]))
@@ -101,21 +103,23 @@ def spearman_corr(
 def asp(scores: Tensor, semantic: Tensor, where: Tensor | None = None, *, chunk_size: int | None = None) -> Tensor:
     """Average semantic precision: how well the order by score agrees with the order by meaning, over all items.
 
-    ASP = mean over items i of min(R_i, S_i) / max(R_i, S_i), with R_i the rank of i by `scores` and S_i by `semantic`
-    (Li et al., NeurIPS 2022). Tied items have their average rank; the released code breaks ties by their order.
+    For the items i of a list, with R_i the rank by `scores` and S_i by `semantic`::
+
+        ASP = mean over i of min(R_i, S_i) / max(R_i, S_i)
+
+    Tied items have their average rank; the released code breaks ties by their order.
+
+    What all metrics share, such as `where`: see `sodeep.metrics`.
 
     Args:
-        scores: (..., N) similarities of a query to the items, floating point.
         semantic: (..., N) semantic scores, such as CIDEr between captions; floating point or whole numbers.
-        where: (..., N), boolean, True = a real item.
-        chunk_size: lists at a time; None picks it.
 
     Returns:
         (...), in (0, 1], 1 = the same order (papers print 100 times this). NaN for a list without a real item.
 
-    Raises:
-        TypeError: `scores` are not floating point, or `where` is not boolean.
-        ValueError: shapes differ, or a real item is NaN or infinite.
+    References:
+        Li, Song, Gao, Zeng, Zhang, Li. A Differentiable Semantic Metric Approximation in Probabilistic Embedding for
+        Cross-Modal Retrieval. NeurIPS 2022.
 
     Example:
         >>> asp(torch.tensor([0.9, 0.5, 0.1]), torch.tensor([0.5, 0.9, 0.1]))  # (1/2 + 1/2 + 1) / 3
@@ -123,7 +127,7 @@ def asp(scores: Tensor, semantic: Tensor, where: Tensor | None = None, *, chunk_
     """
 
     def mean_ratio(scores: Tensor, semantic: Tensor, real: Tensor) -> Tensor:
-        x, y = (exact_rank(values, where=real).to(_wide(scores)) for values in (scores, semantic))
+        x, y = (exact_rank(values, where=real).to(wide_dtype(scores)) for values in (scores, semantic))
         ratio = torch.minimum(x, y) / torch.maximum(x, y)
         return ratio.masked_fill(~real, 0).sum(-1) / real.sum(-1)
 
@@ -145,26 +149,22 @@ def average_precision(
 ) -> Tensor:
     """Average precision: the mean, over the relevant items, of the precision at each.
 
-    AP = 1/R * sum over relevant i of (relevant items at or above i) / (items at or above i), the step-wise sum that
-    scikit-learn's `average_precision_score` takes, not the trapezoidal one of the Oxford and Paris benchmarks.
-    With `k`, relevant items below the first k count as missed.
+    For a list with R relevant items::
+
+        AP = 1/R * sum over relevant i of (relevant items at or above i) / (items at or above i)
+
+    This is the step-wise sum that scikit-learn's `average_precision_score` takes, not the trapezoidal one of the Oxford
+    and Paris benchmarks. With `k`, relevant items below the first k count as missed.
+
+    What all metrics share, such as `where`: see `sodeep.metrics`.
 
     Args:
-        scores: (..., N), floating point, higher = better.
-        relevant: (..., N), boolean.
         k: cut; None = the whole list.
-        where: (..., N), boolean, True = a real item.
         divisor: what the sum is divided by. "min": min(k, R), so that the best possible order has 1.
             "relevant": R, all relevant items, so that a cut below R cannot reach 1.
-        chunk_size: lists at a time; None picks it.
 
     Returns:
         (...), in [0, 1]. NaN for a list without a relevant item.
-
-    Raises:
-        TypeError: `scores` are not floating point, or `where` is not boolean.
-        ValueError: shapes differ, a real item is NaN or infinite, `relevant` holds more than 0 and 1, `k` is below 1,
-            or `divisor` is unknown.
 
     Example:
         >>> scores = torch.tensor([5.0, 4.0, 3.0, 2.0, 1.0, 0.0, -1.0])
@@ -188,11 +188,17 @@ def average_precision(
 def map_at_r(scores: Tensor, relevant: Tensor, where: Tensor | None = None, *, chunk_size: int | None = None) -> Tensor:
     """MAP@R: average precision cut at R, the number of relevant items of the list, divided by R.
 
-    MAP@R = 1/R * sum over relevant i among the first R of the precision at i (Musgrave et al., ECCV 2020).
-    Arguments, errors and degenerate cases as `average_precision`.
+    For a list with R relevant items::
+
+        MAP@R = 1/R * sum over relevant i among the first R of the precision at i
+
+    What all metrics share, such as `where`: see `sodeep.metrics`.
 
     Returns:
         (...), in [0, 1], at most the R-precision. NaN for a list without a relevant item.
+
+    References:
+        Musgrave, Belongie, Lim. A Metric Learning Reality Check. ECCV 2020.
 
     Example:
         >>> map_at_r(torch.tensor([4.0, 3.0, 2.0, 1.0]), torch.tensor([1, 0, 0, 1]))
@@ -211,7 +217,7 @@ def r_precision(
 ) -> Tensor:
     """R-precision: the share of relevant items among the first R, R being the number of relevant items of the list.
 
-    Arguments, errors and degenerate cases as `average_precision`.
+    What all metrics share, such as `where`: see `sodeep.metrics`.
 
     Returns:
         (...), in [0, 1]. NaN for a list without a relevant item.
@@ -235,7 +241,11 @@ def recall_at_k(
 
     Not what metric learning and cross-modal retrieval call R@k: that is `hit_rate_at_k`, in `sodeep compare` too. With
     one relevant item a list they are the same; with R of them the recall@1 is at most 1/R.
-    Arguments, errors and degenerate cases as `average_precision`; a `k` beyond the list counts the whole list.
+
+    What all metrics share, such as `where`: see `sodeep.metrics`.
+
+    Args:
+        k: the cut, at least 1; beyond the list it counts the whole list.
 
     Returns:
         (...), in [0, 1]. NaN for a list without a relevant item.
@@ -262,7 +272,11 @@ def hit_rate_at_k(
     the relevant items that are found is `recall_at_k`.
 
     Where tied items are cut at k: the chance of a hit in a random order of them.
-    Arguments, errors and degenerate cases as `average_precision`; a `k` beyond the list counts the whole list.
+
+    What all metrics share, such as `where`: see `sodeep.metrics`.
+
+    Args:
+        k: the cut, at least 1; beyond the list it counts the whole list.
 
     Returns:
         (...), in [0, 1]. NaN for a list without a relevant item.
@@ -290,7 +304,8 @@ def median_rank(
     """Rank of the first relevant item of each list, whose median over the queries is the "Med r" of retrieval papers.
 
     One value per list like every metric here: the figure that papers print is ``median_rank(...).nanmedian()``.
-    Arguments, errors and degenerate cases as `average_precision`.
+
+    What all metrics share, such as `where`: see `sodeep.metrics`.
 
     Returns:
         (...), at least 1, 1 = best; where relevant items are tied with others, the rank expected of the first of them
@@ -308,7 +323,7 @@ def median_rank(
 
     def first_rank(order: _Order) -> Tensor:
         above, tied, _, hits_tied = order.group_at(order.relevant.int().argmax(-1))
-        return above + (tied + 1) / (hits_tied.to(_wide(scores)) + 1)
+        return above + (tied + 1) / (hits_tied.to(wide_dtype(scores)) + 1)
 
     return _per_query(first_rank, "median_rank", scores, relevant, where, chunk_size)
 
@@ -327,25 +342,26 @@ def pmrp(
     """Plausible-match R-precision: what is relevant is told by class codes instead of by pairs.
 
     An item is a plausible match of a query if their codes differ in at most zeta places; the value is the R-precision
-    with those as the relevant items, averaged over the zetas (Chun et al., CVPR 2021). In the published figures on COCO
+    with those as the relevant items, averaged over the zetas. In the published figures on COCO
     the codes are the 80 object categories of the images, spread over 90 places, and a caption has its image's code.
     With relevance matrices of your own, average `r_precision` over them.
 
+    What all metrics share, such as `where`: see `sodeep.metrics`.
+
     Args:
-        scores: (Q, N), floating point, higher = better.
         query_codes: (Q, C), boolean or 0 and 1.
         gallery_codes: (N, C), boolean or 0 and 1.
         zetas: how many places may differ, one or more.
-        where: (Q, N), boolean, True = a real item.
-        chunk_size: queries at a time; None picks it.
 
     Returns:
         (Q,), in [0, 1]: the mean over the zetas at which a query has a plausible match (all of them, if the gallery
         holds the query's own code). NaN for a query without any.
 
     Raises:
-        TypeError: `scores` are not floating point, or `where` is not boolean.
-        ValueError: shapes do not fit, codes hold more than 0 and 1, or a real item is NaN or infinite.
+        ValueError: codes hold more than 0 and 1, or do not fit the scores.
+
+    References:
+        Chun, Oh, de Rezende, Kalantidis, Larlus. Probabilistic Embeddings for Cross-Modal Retrieval. CVPR 2021.
 
     Example:
         >>> codes = torch.tensor([[1, 0, 0], [1, 1, 0], [0, 1, 1]])
@@ -376,11 +392,6 @@ def pmrp(
 
 
 # ---- what they share -------------------------------------------------------------------------------------------------
-
-
-def _wide(like: Tensor) -> torch.dtype:
-    """The dtype to sum in: float64, where the device has it."""
-    return torch.float32 if like.device.type == "mps" else torch.float64
 
 
 class _Order(NamedTuple):
@@ -423,7 +434,7 @@ class _Order(NamedTuple):
 
 def _share_within(order: _Order, k: Tensor) -> Tensor:
     """The chance of each item to be among the first k (rows,): between 0 and 1 only where k cuts its tied group."""
-    tied = (order.through - order.above).to(_wide(k))
+    tied = (order.through - order.above).to(wide_dtype(k))
     return ((k.unsqueeze(-1) - order.above) / tied).clamp(0, 1)
 
 
@@ -434,19 +445,19 @@ def _hits(order: _Order, k: Tensor) -> Tensor:
 
 def _precision_sum(order: _Order, k: Tensor) -> Tensor:
     """Sum of the precision at the relevant items among the first k (rows,)."""
-    precision = order.hits.gather(-1, order.through - 1) / order.through.to(_wide(k))
+    precision = order.hits.gather(-1, order.through - 1) / order.through.to(wide_dtype(k))
     return (order.relevant * _share_within(order, k) * precision).sum(-1)
 
 
 def _choose_log(n: Tensor, m: Tensor) -> Tensor:
     """log(n (n - 1) ... (n - m + 1)); whatever where n < m."""
-    n = n.to(_wide(n))
+    n = n.to(wide_dtype(n))
     return (n + 1).lgamma() - (n - m + 1).clamp(min=1).lgamma()
 
 
 def _deviation(ranks: Tensor, real: Tensor) -> Tensor:
     """Ranks minus their mean, in float64, 0 at masked items. Exactly 0 where all are equal."""
-    ranks = ranks.to(_wide(ranks)).masked_fill(~real, 0)
+    ranks = ranks.to(wide_dtype(ranks)).masked_fill(~real, 0)
     middle = (real.sum(-1, keepdim=True) + 1) / 2  # the mean of average ranks, ties or not
     return (ranks - middle).masked_fill(~real, 0)
 
@@ -529,17 +540,8 @@ def _compare_orders(
     chunk_size: int | None,
 ) -> Tensor:
     """Check, and apply `metric` to both score lists and the mask of real items."""
-    check_scores(scores)
-    whole = isinstance(other, Tensor) and not other.is_floating_point() and not other.is_complex()
-    check_scores(other.to(_wide(scores)) if whole else other, other_name)
-    check_same_shape(other, scores, other_name, "scores")
-    check_device(other, scores, other_name, "scores")
-    where = check_where(where, scores)
-    check_finite(scores, where)
-    if whole:
-        other = order_of_whole(other).to(_wide(scores))
-    check_finite(other, where, other_name)
+    _, where = check_target(scores, other, where, other_name)
     real = torch.ones_like(scores, dtype=torch.bool) if where is None else where
     n = scores.shape[-1]
-    rows = (x.reshape(-1, n) for x in (scores, other, real))
+    rows = (x.reshape(-1, n) for x in (scores, ordered_floats(other), real))
     return _finish(_in_chunks(metric, chunk_size, *rows), name, needs, scores, other_name)

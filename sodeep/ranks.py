@@ -15,13 +15,13 @@ Conventions, here and everywhere in sodeep:
 * NaN or infinity among the real scores is a ValueError. Where values cannot be read, under torch.compile and the
   transforms of torch.func, such a list gets NaN ranks instead.
 
-| function | forward | gradient | time, memory per list |
-|---|---|---|---|
-| `exact_rank` | exact | none | O(n log n), O(n) |
-| `sigmoid_rank` | pairwise sigmoids | its own | O(n²), O(n) |
-| `laplace_rank` | pairwise Laplace cdfs | its own | O(n log n), O(n) |
-| `blackbox_rank` | exact | interpolated | O(n log n), O(n) |
-| `straight_through` | exact | of another rank function | of both |
+The rank functions, all in O(n) memory a list:
+
+* `exact_rank`: exact, without gradient, in O(n log n) time.
+* `sigmoid_rank`: sums of pairwise sigmoids, with their gradient, in O(n²).
+* `laplace_rank`: sums of pairwise Laplace cdfs, with their gradient, in O(n log n).
+* `blackbox_rank`: exact, with an interpolated gradient, in O(n log n).
+* `straight_through`: exact, with the gradient of another rank function, in the time of both.
 """
 
 from __future__ import annotations
@@ -102,8 +102,12 @@ def exact_rank(scores: Tensor, where: Tensor | None = None) -> Tensor:
 def sigmoid_rank(scores: Tensor, tau: float | Tensor | None = None, where: Tensor | None = None) -> Tensor:
     r"""Soft ranks from pairwise sigmoids: the handcrafted sorter.
 
-    ``r_i = 1 + Σ_{j≠i} σ((s_j − s_i) / tau)``: exact ranks as tau goes to 0, (n + 1) / 2 for all as it grows.
-    O(n²) time; the pairs are visited in chunks, so that memory is O(n). `laplace_rank` is as good and much faster.
+    For the items i of a list::
+
+        r_i = 1 + Σ_{j≠i} σ((s_j − s_i) / tau)
+
+    These are the exact ranks as tau goes to 0, and (n + 1) / 2 for all as it grows. O(n²) time; the pairs are visited
+    in chunks, so that memory is O(n). `laplace_rank` is as good and much faster.
 
     Args:
         scores: (..., n) floating point.
@@ -120,8 +124,11 @@ def sigmoid_rank(scores: Tensor, tau: float | Tensor | None = None, where: Tenso
         TypeError: `scores` is not a floating-point tensor, or `where` not a boolean one.
         ValueError: no item, another shape, a tau that is not positive, or NaN or infinity among the real items.
 
-    Source: Qin, Liu and Li, A general approximation framework for direct optimization of information retrieval measures
-    (2010), equation 13; the exact sorter of Engilberge et al., SoDeep (CVPR 2019).
+    References:
+        Qin, Liu, Li. A general approximation framework for direct optimization of information retrieval measures. 2010,
+        equation 13.
+        Engilberge, Chevallier, Pérez, Cord. SoDeep: A Sorting Deep Net to Learn Ranking Loss Surrogates. CVPR 2019,
+        where it is the exact sorter.
 
     Example:
         >>> sigmoid_rank(torch.tensor([0.2, 0.9, 0.5]), tau=0.01)
@@ -137,9 +144,13 @@ def sigmoid_rank(scores: Tensor, tau: float | Tensor | None = None, where: Tenso
 def laplace_rank(scores: Tensor, tau: float | Tensor | None = None, where: Tensor | None = None) -> Tensor:
     r"""Soft ranks from pairwise Laplace cdfs, in O(n log n) time and O(n) memory.
 
-    ``r_i = 1 + Σ_{j≠i} F((s_j − s_i) / tau)`` with ``F(d) = e^d / 2`` for d < 0 and ``1 − e^−d / 2`` otherwise. Along
-    the sorted list the sums are running sums of exponentials: the result is that of the O(n²) sum to rounding, whatever
-    the spread of the scores.
+    For the items i of a list::
+
+        r_i  = 1 + Σ_{j≠i} F((s_j − s_i) / tau)
+        F(d) = e^d / 2 if d < 0, else 1 − e^−d / 2
+
+    Along the sorted list the sums are running sums of exponentials: the result is that of the O(n²) sum to rounding,
+    whatever the spread of the scores.
 
     Args:
         scores: (..., n) floating point.
@@ -156,7 +167,8 @@ def laplace_rank(scores: Tensor, tau: float | Tensor | None = None, where: Tenso
         TypeError: `scores` is not a floating-point tensor, or `where` not a boolean one.
         ValueError: no item, another shape, a tau that is not positive, or NaN or infinity among the real items.
 
-    Source: sums of Laplace cdfs by one sort, Struski et al., LapSum (ICML 2025).
+    References:
+        Struski et al. LapSum. ICML 2025: sums of Laplace cdfs by one sort.
 
     Example:
         >>> laplace_rank(torch.tensor([0.2, 0.9, 0.5]), tau=0.01)
@@ -173,8 +185,12 @@ def laplace_rank(scores: Tensor, tau: float | Tensor | None = None, where: Tenso
 def blackbox_rank(scores: Tensor, lam: float | None = None, where: Tensor | None = None) -> Tensor:
     """Exact ranks forward; backward, the change of the ranks when the scores move along the incoming gradient.
 
-    ``dL/ds = (r(s + lam · dL/dr) − r(s)) / lam``: the gradient of a piecewise linear interpolation of the loss. Ranks
-    do not change under small moves, so `lam` must be large enough that items swap.
+    For a loss L of the ranks r of scores s::
+
+        dL/ds = (r(s + lam · dL/dr) − r(s)) / lam
+
+    This is the gradient of a piecewise linear interpolation of the loss. Ranks do not change under small moves, so
+    `lam` must be large enough that items swap.
 
     Args:
         scores: (..., n) floating point.
@@ -190,7 +206,8 @@ def blackbox_rank(scores: Tensor, lam: float | None = None, where: Tensor | None
         TypeError: `scores` is not a floating-point tensor, or `where` not a boolean one.
         ValueError: no item, another shape, a lam that is not positive, or NaN or infinity among the real items.
 
-    Source: Rolínek et al., Optimizing rank-based metrics with blackbox differentiation (CVPR 2020), algorithm 1.
+    References:
+        Rolínek et al. Optimizing Rank-based Metrics with Blackbox Differentiation. CVPR 2020, algorithm 1.
 
     Example:
         >>> scores = torch.tensor([0.2, 0.9, 0.5], requires_grad=True)

@@ -11,7 +11,7 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from sodeep._checks import check_at_least, check_choice, describe, is_whole
-from sodeep._labels import as_labels
+from sodeep._labels import as_labels, label_tensor
 
 
 class _Deck:
@@ -80,11 +80,12 @@ class BalancedBatchSampler(Sampler[list[int]]):
         ValueError: labels of a wrong shape, fewer classes than ``classes_per_batch * num_replicas``, and numbers out
             of range.
 
-    >>> import torch
-    >>> sampler = BalancedBatchSampler(["cat", "cat", "dog", "dog", "dog", "cow", "cow"], 2, 2)
-    >>> len(sampler), [len(batch) for batch in sampler]
-    (1, [4])
-    >>> loader = torch.utils.data.DataLoader(range(7), batch_sampler=sampler)
+    Example:
+        >>> import torch
+        >>> sampler = BalancedBatchSampler(["cat", "cat", "dog", "dog", "dog", "cow", "cow"], 2, 2)
+        >>> len(sampler), [len(batch) for batch in sampler]
+        (1, [4])
+        >>> loader = torch.utils.data.DataLoader(range(7), batch_sampler=sampler)
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         if not is_whole(rank) or not 0 <= rank < num_replicas:
             raise ValueError(f"`rank` must be a whole number from 0 to {num_replicas - 1}, got {describe(rank)}.")
         members: dict[Any, list[int]] = {}
-        values = as_labels(labels)
+        values = as_labels(label_tensor(labels))
         if values.ndim != 1:
             raise ValueError(f"`labels` must have shape (n,), one label a sample, got shape {tuple(values.shape)}.")
         for index, label in enumerate(values.tolist()):

@@ -53,14 +53,17 @@ def multistage_backward(
         TypeError: something in `inputs` that is not a tensor.
         ValueError: `inputs` with unequal numbers of rows, no rows, or a loss that is not a scalar.
 
-    Source: Revaud, Almazán, de Rezende, de Souza, "Learning with Average Precision: Training Image Retrieval with a
-    Listwise Loss", ICCV 2019, Algorithm 1. Gao, Zhang, Han, Callan, "Scaling Deep Contrastive Learning Batch Size
-    under Memory Limited Setup", 2021, is the same for contrastive losses.
+    References:
+        Revaud, Almazán, Rezende, de Souza. Learning with Average Precision: Training Image Retrieval with a Listwise
+        Loss. ICCV 2019, algorithm 1.
+        Gao, Zhang, Han, Callan. Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup. 2021: the same
+        for contrastive losses.
 
-    >>> encoder, images = torch.nn.Linear(8, 4), torch.ones(6, 8)
-    >>> value = multistage_backward(encoder, images, lambda z: z.square().mean(), chunk_size=2)
-    >>> encoder.weight.grad.shape
-    torch.Size([4, 8])
+    Example:
+        >>> encoder, images = torch.nn.Linear(8, 4), torch.ones(6, 8)
+        >>> value = multistage_backward(encoder, images, lambda z: z.square().mean(), chunk_size=2)
+        >>> encoder.weight.grad.shape
+        torch.Size([4, 8])
     """
     check_at_least(chunk_size, 1, "chunk_size")
     rows = _rows(inputs)
@@ -202,9 +205,10 @@ def gather(embeddings: Tensor) -> Tensor:
         TypeError: not a tensor.
         ValueError: no axis of rows, or other axes that differ between processes (on every process, so none waits).
 
-    >>> gather(torch.tensor([[1.0], [2.0]]))
-    tensor([[1.],
-            [2.]])
+    Example:
+        >>> gather(torch.tensor([[1.0], [2.0]]))
+        tensor([[1.],
+                [2.]])
     """
     if not isinstance(embeddings, Tensor):
         raise TypeError(f"`embeddings` must be a torch.Tensor, got {type(embeddings).__name__}.")
@@ -238,9 +242,11 @@ def drop_repeats(indices: Tensor, *rows: Tensor) -> tuple[Tensor, ...]:
         TypeError: not tensors, or indices that are not whole numbers.
         ValueError: wrong shapes, or none of `rows`.
 
-    >>> indices, labels = torch.tensor([0, 2, 4, 1, 3, 0]), torch.tensor([5, 7, 9, 6, 8, 5])  # two processes, 5 items
-    >>> drop_repeats(indices, labels)
-    (tensor([5, 6, 7, 8, 9]),)
+    Example:
+        >>> indices = torch.tensor([0, 2, 4, 1, 3, 0])  # of two processes, of a data set of five items
+        >>> labels = torch.tensor([5, 7, 9, 6, 8, 5])
+        >>> drop_repeats(indices, labels)
+        (tensor([5, 6, 7, 8, 9]),)
     """
     if not isinstance(indices, Tensor) or indices.is_floating_point() or indices.is_complex():
         raise TypeError(f"`indices` must be a tensor of whole numbers, got {describe(indices)}.")

@@ -55,7 +55,8 @@ from sodeep._checks import (
 from sodeep._comparing import start_comparing
 from sodeep._counting import start_counting
 from sodeep._frozen import FrozenWeights, unmark
-from sodeep._precision import full_precision, working_dtype
+from sodeep._lists import masked_mean
+from sodeep._precision import full_precision, wide_dtype, working_dtype
 from sodeep.ranks import exact_rank, fill_by_length
 
 if TYPE_CHECKING:
@@ -74,8 +75,7 @@ def standardise(scores: Tensor, where: Tensor | None = None, *, fixed: bool = Fa
     Statistics are the population's, over the real items; masked items become 0. If `fixed`, they are constants to the
     gradient.
     """
-    # MPS has no float64
-    x = scores.to(torch.float32 if scores.device.type == "mps" else torch.float64)
+    x = scores.to(wide_dtype(scores))
     real = torch.ones_like(x, dtype=torch.bool) if where is None else where
     x = (x / 2).masked_fill(~real, 0)  # halved, so that high - low cannot overflow
     # From 0 to 1 first: squares can then neither overflow nor vanish, and a constant list gives exact zeros.
@@ -83,17 +83,10 @@ def standardise(scores: Tensor, where: Tensor | None = None, *, fixed: bool = Fa
     low = x.detach().masked_fill(~real, math.inf).amin(-1, keepdim=True)
     span = x.detach().masked_fill(~real, -math.inf).amax(-1, keepdim=True) - low
     unit = ((x - low) / torch.where(span > 0, span, 1)).masked_fill(~real, 0)
-    centred = (unit - masked_mean(unit.detach() if fixed else unit, where)).masked_fill(~real, 0)
+    centred = (unit - masked_mean(unit.detach() if fixed else unit, where, keepdim=True)).masked_fill(~real, 0)
     of = centred.detach() if fixed else centred
-    variance = masked_mean(of * of, where)
+    variance = masked_mean(of * of, where, keepdim=True)
     return centred * torch.where(variance > 0, variance, 1).rsqrt()
-
-
-def masked_mean(x: Tensor, where: Tensor | None) -> Tensor:
-    """Mean of `x` (..., n) over the real items of the last axis, which is kept; 0 for a list without any."""
-    if where is None:
-        return x.mean(-1, keepdim=True)
-    return x.masked_fill(~where, 0).sum(-1, keepdim=True) / where.sum(-1, keepdim=True).clamp(min=1)
 
 
 @contextlib.contextmanager
@@ -174,6 +167,11 @@ class Sorter(nn.Module):
         config: the options that rebuild it: ``build_sorter(sorter.name, **sorter.config)``.
         trained: what its file says of its training (see `save_sorter`); empty when unknown.
         source: what `load_sorter` was given for it, as long as its weights are those of that file; else None.
+
+    Example:
+        >>> sorter = build_sorter("set").freeze()
+        >>> sorter(torch.tensor([[0.2, 0.9, 0.5]])).shape
+        torch.Size([1, 3])
     """
 
     name: ClassVar[str]
@@ -865,10 +863,10 @@ def cauchy_fit(x: Tensor, where: Tensor | None, steps: int = 2) -> tuple[Tensor,
     for _ in range(steps):
         square = (x - location) ** 2
         weight = 1 / (1 + square / scale2)
-        total = masked_mean(weight, where)
+        total = masked_mean(weight, where, keepdim=True)
         total = total.masked_fill(total == 0, 1)  # of a list without a real item: 0 / 0 would be in its gradient
-        location = masked_mean(weight * x, where) / total
-        spread = masked_mean(weight * square, where) / total
+        location = masked_mean(weight * x, where, keepdim=True) / total
+        spread = masked_mean(weight * square, where, keepdim=True) / total
         scale2 = torch.where(spread > 0, spread + 1e-6, 1.0)  # of a constant list any will do
     return location, scale2**0.5
 
@@ -909,7 +907,7 @@ class _FourierStage(nn.Module):
         gain = 1 + self.condition(torch.cat([cos**2 + sin**2, 10 * count**-0.5], -1))
         weight = self.filter * self.series * gain
         reading = (torch.cat([-weight * sin, weight * cos], -1).unsqueeze(-2) @ waves).squeeze(-2)
-        return reading - masked_mean(reading, where)
+        return reading - masked_mean(reading, where, keepdim=True)
 
 
 def need_seq_len(name: str, seq_len: int | None, otherwise: str = "or use a length-free sorter such as 'set'") -> int:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from sodeep._checks import check_finite, check_scores, check_where, describe, is_number
-from sodeep.losses._common import as_relevance
+from sodeep._lists import as_relevance
 
 
 def pair_weights(loss: Callable[..., Any], scores: Tensor, relevant: Tensor, where: Tensor | None = None) -> Tensor:

@@ -5,6 +5,7 @@ What a single loss or metric means is in its own test file; what they all promis
 
 from __future__ import annotations
 
+import ast
 import copy
 import inspect
 import itertools
@@ -170,6 +171,14 @@ def test_every_loss_is_in_the_table():
     assert set(losses.__all__) <= {*sodeep.__all__}
 
 
+@every_loss
+def test_a_module_stands_right_under_its_function(name):
+    function, module = LOSSES[name].function, LOSSES[name].module
+    source = ast.parse(inspect.getsource(inspect.getmodule(function)))
+    names = [node.name for node in source.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+    assert names[names.index(function.__name__) + 1] == module.__name__
+
+
 def test_every_metric_is_in_the_table():
     public = {
         name
@@ -286,6 +295,19 @@ def test_no_lists(name):
         value, grad = value_and_grad(member.loss, scores[:0], target[:0])
     assert value == 0
     assert grad.shape == (0, 9)
+
+
+@every_loss
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.int64])
+def test_whole_numbers_are_targets_too(name, dtype):
+    """As what is relevant, and as what the scores should be ordered like."""
+    member = LOSSES[name]
+    scores = draw(member)[0].float()
+    target = torch.randint(2, scores.shape, generator=seeded(4)).to(dtype)
+    as_floats = target.double() if member.target != "relevant" else target.bool()
+    values_are_equal(member.loss(scores, target), member.loss(scores, as_floats))
+    if dtype != torch.bool and member.target != "relevant":
+        values_are_equal(member.loss(scores, 3 * target + 40), member.loss(scores, 3 * as_floats + 40))
 
 
 @every_loss_of_lists

@@ -29,8 +29,8 @@ def log_sum_exp(values):
     return top + math.log(math.fsum(math.exp(v - top) for v in values))
 
 
-def contrastive(p, n, pos_margin=0.9, neg_margin=0.6):
-    return mean_active(pos_margin - s for s in p) + mean_active(s - neg_margin for s in n)
+def contrastive(p, n, positive_margin=0.9, negative_margin=0.6):
+    return mean_active(positive_margin - s for s in p) + mean_active(s - negative_margin for s in n)
 
 
 def triplet(p, n, margin=0.2, mining="all"):
@@ -93,7 +93,7 @@ CASES = {
     "contrastive-wide": (
         pair.contrastive_loss,
         contrastive,
-        {"pos_margin": 2.0, "neg_margin": -1.0},
+        {"positive_margin": 2.0, "negative_margin": -1.0},
     ),
     "triplet": (pair.triplet_loss, triplet, {}),
     "triplet-wide": (pair.triplet_loss, triplet, {"margin": 3.0}),
@@ -314,8 +314,8 @@ NUMBER = "must be a finite number, got"
 @pytest.mark.parametrize(
     ("loss", "options", "message"),
     [
-        (pair.contrastive_loss, {"pos_margin": float("nan")}, f"`pos_margin` {NUMBER} nan."),
-        (pair.contrastive_loss, {"neg_margin": "0.5"}, f"`neg_margin` {NUMBER} '0.5'."),
+        (pair.contrastive_loss, {"positive_margin": float("nan")}, f"`positive_margin` {NUMBER} nan."),
+        (pair.contrastive_loss, {"negative_margin": "0.5"}, f"`negative_margin` {NUMBER} '0.5'."),
         (pair.triplet_loss, {"margin": 0}, "`margin` must be a positive number, got 0."),
         (pair.triplet_loss, {"mining": "easy"}, "`mining` must be one of all, semihard, hard, got 'easy'."),
         (pair.nt_xent_loss, {"temperature": -1.0}, "`temperature` must be a positive number, got -1.0."),

@@ -471,9 +471,9 @@ GOOD = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)
             "`semantic` must have the shape of `scores` (2, 3), got (2, 4).",
         ),
         (
-            lambda: asp_loss(*GOOD),
+            lambda: asp_loss(GOOD[0], GOOD[0].to(torch.complex64)),
             TypeError,
-            "`semantic` must be real floating point, got dtype bool. Convert it first: semantic.float().",
+            "`semantic` must be real floating point, got dtype complex64. Convert it first: semantic.real.",
         ),
     ],
 )

@@ -1,4 +1,42 @@
-"""Losses: each a pure function ``x_loss(scores, target, *, ...)`` and a thin Module ``XLoss(...)`` over it."""
+"""Losses: each a pure function ``x_loss(scores, target, *, ...)`` and a thin Module ``XLoss(...)`` over it.
+
+What all of them share is said here, once; a loss says what it has of its own.
+
+The arguments:
+
+* ``scores`` (..., N), floating point, higher = better: a similarity or a prediction for each item of a list. The last
+  axis is the list, one a query; leading axes are batch. A query is not among its own items: leave it out by index, as
+  `pairwise_scores` does, not by its similarity, since duplicates are items too.
+* ``relevant`` (..., N), boolean or 0 and 1: P are the relevant real items of a list, N the other real items. Losses
+  that learn an order have a ``target``, or ``semantic`` scores, of the same shape in its place: floating point or whole
+  numbers, of which equal ones have no order.
+* ``where`` (..., N), boolean, True = a real item: the others are as if deleted, whatever they hold. None: all are real.
+* ``reduction``: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined. ``nanmean()``
+  of the values is the mean, and ``(weights * values).nansum()`` a weighted sum with a finite gradient.
+* ``return_stats``: also return `ListStats`: how many lists there were, and how many were defined.
+
+The result is a scalar, float64 for float64 scores and float32 otherwise, also under autocast. A list is defined when it
+has what the loss needs: an item in P for ranking losses, one in P and one in N for pair losses, if the loss does not
+say otherwise. An undefined list is left out of the mean; when every list is, the loss is a zero that keeps the graph,
+with an `UndefinedListWarning`. So a batch is the mean of its lists (`histogram_loss` alone is a statistic of the whole
+batch), the order of lists and items plays no role, and tied scores are treated alike.
+
+Errors are a TypeError for scores that are not floating point or a `where` that is not boolean; a ValueError for shapes
+or devices that differ, a real item that is NaN or infinite, a `relevant` that holds more than 0 and 1, and an option
+outside of its range or choices.
+
+A Module ``XLoss(...)`` takes the options of ``x_loss`` and is called with its tensors, ``where`` the third. A rank
+function that is a Module becomes a submodule, which ``.to(device)`` moves, and is frozen: an optimiser that is handed
+the loss finds nothing to train. `EmbeddingLoss` and `CrossModalLoss` make a loss on embeddings of any loss on scores.
+
+Example:
+    >>> import torch
+    >>> scores = torch.tensor([[0.9, 0.2, 0.4], [0.3, 0.8, 0.1]])
+    >>> relevant = torch.tensor([[False, True, False], [False, False, False]])
+    >>> loss, stats = smooth_ap_loss(scores, relevant, return_stats=True)
+    >>> print(f"{loss:.4f} over {stats.defined} of {stats.total} queries")
+    0.6667 over 1 of 2 queries
+"""
 
 from sodeep.losses._common import ListStats, UndefinedListWarning
 from sodeep.losses.embedding import CrossModalLoss, EmbeddingLoss, EmbeddingMemory, pairwise_scores

@@ -6,33 +6,31 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, ParamSpec, Protocol, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
 
 from sodeep._checks import check_choice, readable
-from sodeep._lists import Lists, as_relevance, of_one_item, prepare
+from sodeep._lists import masked_mean, of_one_item
 from sodeep._precision import full_precision
 from sodeep.ranks import drop_other_state
 
 __all__ = [
     "ListStats",
-    "Lists",
     "Loss",
+    "LossFunction",
+    "LossModule",
     "UndefinedListWarning",
-    "as_relevance",
     "check_range",
     "check_reduction",
     "loss_function",
-    "mean_where",
     "optional",
-    "prepare",
     "reduce_defined",
 ]
 
 P = ParamSpec("P")
-R = TypeVar("R")
+Stats = TypeVar("Stats", covariant=True)
 
 REDUCTIONS = ("mean", "none")
 
@@ -50,15 +48,58 @@ class ListStats(NamedTuple):
     defined: Tensor
 
 
+class LossFunction(Protocol[P, Stats]):
+    """The type of a loss: a tensor, and with ``return_stats=True`` its stats beside it.
+
+    Without `return_stats` the options are those of the function; with it they are checked when the loss is called.
+    """
+
+    __name__: str
+
+    @overload  # the first that fits is taken, and a `return_stats` fits the last as well
+    def __call__(  # type: ignore[overload-overlap]
+        self, scores: Tensor, *target: Tensor, return_stats: Literal[True], **options: Any
+    ) -> tuple[Tensor, Stats]: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, scores: Tensor, *target: Tensor, return_stats: bool, **options: Any
+    ) -> Tensor | tuple[Tensor, Stats]: ...
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Tensor: ...
+
+
+class LossModule(nn.Module, Generic[Stats]):
+    """A Module with the type of a loss, where torch's is Any."""
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __call__(self, *args: Any, return_stats: Literal[True], **kwargs: Any) -> tuple[Tensor, Stats]: ...
+        @overload
+        def __call__(self, *args: Any, return_stats: bool, **kwargs: Any) -> Tensor | tuple[Tensor, Stats]: ...
+        @overload
+        def __call__(self, *args: Any, **kwargs: Any) -> Tensor: ...
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
 class UndefinedListWarning(UserWarning):
     """No list of the batch was defined, so the loss was a constant zero, or NaN for each list without a reduction."""
 
 
-def mean_where(values: Tensor, defined: Tensor) -> Tensor:
-    """Mean of `values` (Q,) over the `defined` ones; 0 when none is."""
-    return values.masked_fill(~defined, 0).sum() / defined.sum().clamp(min=1)
-
-
+@overload
+def reduce_defined(
+    values: Tensor, defined: Tensor, scores: Tensor, reduction: str = ..., *, needs: str = ..., other: str = ...
+) -> Tensor: ...
+@overload
+def reduce_defined(
+    values: Tensor,
+    defined: Tensor,
+    scores: Tensor,
+    reduction: str,
+    return_stats: bool,
+    needs: str = ...,
+    other: str = ...,
+) -> Tensor | tuple[Tensor, ListStats]: ...
 def reduce_defined(
     values: Tensor,
     defined: Tensor,
@@ -67,7 +108,7 @@ def reduce_defined(
     return_stats: bool = False,
     needs: str = "a relevant item",
     other: str = "relevant",
-) -> Any:
+) -> Tensor | tuple[Tensor, ListStats]:
     """Mean of `values` (Q,) over the `defined` lists (Q,); when none is, a zero that keeps the graph of `scores`.
 
     Args:
@@ -81,7 +122,7 @@ def reduce_defined(
     """
     count = defined.sum()
     if reduction == "mean":
-        loss = mean_where(values, defined)
+        loss = masked_mean(values, defined)
     else:
         loss = values.masked_fill(~defined, torch.nan).view(scores.shape[:-1])
     if not values.requires_grad:
@@ -96,7 +137,9 @@ def reduce_defined(
     return (loss, ListStats(defined.numel(), count)) if return_stats else loss
 
 
-def loss_function(*together: Check, **checks: Check) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def loss_function(
+    *together: Check, **checks: Check
+) -> Callable[[Callable[P, Tensor | tuple[Tensor, Stats]]], LossFunction[P, Stats]]:
     """Decorator of every loss: says what its options must be, and runs it in full precision.
 
     The options are checked when the loss is called and, by `check_options`, when its Module is built.
@@ -106,7 +149,7 @@ def loss_function(*together: Check, **checks: Check) -> Callable[[Callable[P, R]
         checks: what each option must be.
     """
 
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+    def decorate(function: Callable[P, Tensor | tuple[Tensor, Stats]]) -> LossFunction[P, Stats]:
         parameters = inspect.signature(function).parameters.values()
         defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty}
         run = full_precision(function)
@@ -121,11 +164,11 @@ def loss_function(*together: Check, **checks: Check) -> Callable[[Callable[P, R]
             return checked
 
         @functools.wraps(function)
-        def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        def wrapper(*args: P.args, **kwargs: P.kwargs) -> Tensor | tuple[Tensor, Stats]:
             return run(*args, **check_options(kwargs))
 
         wrapper.check_options = check_options  # type: ignore[attr-defined]
-        return wrapper
+        return cast(LossFunction[P, Stats], wrapper)
 
     return decorate
 
@@ -146,7 +189,7 @@ def optional(check: Check) -> Check:
     return lambda value, name: None if value is None else check(value, name=name)
 
 
-class Loss(nn.Module):
+class Loss(LossModule[Stats]):
     """A loss function with its keyword arguments stored: the Module form of every loss.
 
     A subclass sets `function` and calls `super().__init__(name=value, ...)` with that function's keyword arguments,
@@ -166,7 +209,9 @@ class Loss(nn.Module):
                 _freeze(value)
             setattr(self, name, value)
 
-    def forward(self, scores: Tensor, *target: Tensor, where: Tensor | None = None, **extra: Any) -> Any:
+    def forward(
+        self, scores: Tensor, *target: Tensor, where: Tensor | None = None, **extra: Any
+    ) -> Tensor | tuple[Tensor, Stats]:
         """The loss of `scores` (..., N) against a target of the same shape; see the function of the same name.
 
         The target may go by its name there (`relevant=`, say), and `where` may be the third argument. What else that
@@ -175,7 +220,8 @@ class Loss(nn.Module):
         if len(target) > 1:
             *target, where = target  # type: ignore[assignment]
         options = {name: getattr(self, name) for name in self._options}
-        return type(self).function(scores, *target, where=where, **{**options, **extra})
+        loss: Tensor | tuple[Tensor, Stats] = type(self).function(scores, *target, where=where, **{**options, **extra})
+        return loss
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         for name in self._options:

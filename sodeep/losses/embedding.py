@@ -33,9 +33,9 @@ from sodeep._checks import (
     readable,
 )
 from sodeep._labels import as_labels, label_tensor, same_label
-from sodeep._precision import full_precision, working_dtype
+from sodeep._precision import full_precision, wide_dtype, working_dtype
 from sodeep._ties import tie_equal_rows
-from sodeep.losses._common import reduce_defined
+from sodeep.losses._common import LossModule, reduce_defined
 from sodeep.scale import gather as gather_rows
 
 
@@ -62,7 +62,7 @@ def _dot(x: Tensor, y: Tensor) -> Tensor:
 def _euclidean(x: Tensor, y: Tensor) -> Tensor:
     # |x|² + |y|² − 2xy is a matrix product, but in float32 its rounding puts equal rows at a distance of 1e-3 of their
     # length. float64 resolves 1e-7; what is below its rounding is 0, with gradient 0 where the root has none.
-    wide = torch.float32 if x.device.type == "mps" else torch.float64
+    wide = wide_dtype(x)
     a, b = x.to(wide), y.to(wide)
     sizes = a.square().sum(-1, keepdim=True) + b.square().sum(-1)
     squares = sizes - 2 * a @ b.T
@@ -112,11 +112,13 @@ def _similarities(x: Tensor, y: Tensor, similarity: str) -> Tensor:
     return tie_equal_rows(SIMILARITIES[similarity](wide, other), wide, other)
 
 
-def _relevance(labels: Any, ref_labels: Any, n: int, m: int, two_sets: bool, device: torch.device) -> Tensor:
-    """Which pairs are relevant, (n, m) bool, from labels of both sides or from a matrix given as `labels`."""
-    given = label_tensor(labels).to(device)
+def _relevance(given: Tensor, ref_labels: Any, n: int, m: int, two_sets: bool) -> Tensor:
+    """Which pairs are relevant, (n, m) bool, from labels of both sides or from a matrix given as the first.
+
+    The first are a tensor on the device of the embeddings, the others in any form.
+    """
     if ref_labels is not None:
-        references = label_tensor(ref_labels, "ref_labels").to(device)
+        references = label_tensor(ref_labels, "ref_labels").to(given.device)
         return same_label(as_labels(given, "labels", n), as_labels(references, "ref_labels", m, "ref_embeddings"))
     if two_sets:
         if given.shape != (n, m) or given.dtype != torch.bool:
@@ -139,7 +141,10 @@ def _relevance(labels: Any, ref_labels: Any, n: int, m: int, two_sets: bool, dev
 
 @full_precision
 def _similarities_to(x: Tensor, sets: list[Tensor | None], similarity: str) -> list[Tensor]:
-    """Similarities of `x` to each of `sets`, None being `x` itself."""
+    """Similarities of `x` to each of `sets`, None being `x` itself.
+
+    One product a set: rows of the past have no gradient, which one product of all of them would compute.
+    """
     if similarity == "cosine" and len(sets) > 1:  # every row is brought to unit length once, not once a set
         dtype = working_dtype(x, *(y for y in sets if y is not None))
         x, similarity = _unit(x.to(dtype)), "dot"
@@ -189,16 +194,17 @@ def pairwise_scores(
         ValueError: wrong shapes, NaN or infinite embeddings, NaN labels, labels of two kinds, embeddings on two
             devices, `ref_labels` without `ref_embeddings`.
 
-    >>> embeddings = torch.tensor([[1.0, 0.0], [0.0, 1.0], [3.0, 0.0]])
-    >>> scores, relevant = pairwise_scores(embeddings, ["cat", "dog", "cat"])
-    >>> scores
-    tensor([[0., 1.],
-            [0., 0.],
-            [1., 0.]])
-    >>> relevant
-    tensor([[False,  True],
-            [False, False],
-            [ True, False]])
+    Example:
+        >>> embeddings = torch.tensor([[1.0, 0.0], [0.0, 1.0], [3.0, 0.0]])
+        >>> scores, relevant = pairwise_scores(embeddings, ["cat", "dog", "cat"])
+        >>> scores
+        tensor([[0., 1.],
+                [0., 0.],
+                [1., 0.]])
+        >>> relevant
+        tensor([[False,  True],
+                [False, False],
+                [ True, False]])
     """
     check_choice(similarity, SIMILARITIES, "similarity")
     _check_embeddings(embeddings, "embeddings")
@@ -209,9 +215,8 @@ def pairwise_scores(
     else:
         _check_embeddings(ref_embeddings, "ref_embeddings", embeddings, "embeddings")
         references = ref_embeddings
-    relevant = _relevance(
-        labels, ref_labels, len(embeddings), len(references), ref_embeddings is not None, embeddings.device
-    )
+    given = label_tensor(labels).to(embeddings.device)
+    relevant = _relevance(given, ref_labels, len(embeddings), len(references), ref_embeddings is not None)
     scores = _similarities(embeddings, references, similarity)
     return (_drop_diagonal(scores), _drop_diagonal(relevant)) if references is embeddings else (scores, relevant)
 
@@ -247,7 +252,7 @@ def _takes_where(loss: Callable[..., Any]) -> bool:
     return any(p.name == "where" or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
-class _OnEmbeddings(nn.Module):
+class _OnEmbeddings(LossModule[Any]):
     """What the losses on embeddings share: a loss on scores, and how the scores are made."""
 
     def __init__(self, loss: Callable[..., Any], similarity: str, gather: bool, scale: Any) -> None:
@@ -465,23 +470,26 @@ class EmbeddingMemory(nn.Module):
         num_classes: width of multi-hot labels; None for one label a row.
         warmup: rows to be seen before the memory gives out any.
 
-    Shape:
-        `embeddings` (size, dim) float32, `labels` (size,) int64 or (size, num_classes) bool, and `ids` (size,) int64,
-        of which the first `seen` are filled. `seal` tells that count from what a buffer without values holds: the
-        memory then starts empty, with a warning. A state dict without `ids`, as earlier versions made them, is of rows
-        without ids.
+    Attributes:
+        embeddings: (size, dim) float32, of which the first `seen` rows are filled.
+        labels: (size,) int64, or (size, num_classes) bool.
+        ids: (size,) int64. A state dict without them, as earlier versions made, is of rows without ids.
+        seen: how many rows came.
+        seal: tells that count from what a buffer without values holds: the memory then starts empty, with a warning.
 
-    Source: Wang, Zhang, Huang, Scott, "Cross-Batch Memory for Embedding Learning", CVPR 2020. There the loss on the
-    memory is added to that on the batch; here both are one list.
+    References:
+        Wang, Zhang, Huang, Scott. Cross-Batch Memory for Embedding Learning. CVPR 2020. There the loss on the memory is
+        added to that on the batch; here both are one list.
 
-    >>> memory = EmbeddingMemory(size=3, dim=1)
-    >>> memory.update(torch.tensor([[1.0], [2.0]]), [10, 20], ids=[0, 1])
-    >>> memory.update(torch.tensor([[3.0], [4.0]]), [30, 40], ids=[2, 3])
-    >>> embeddings, labels = memory.get()
-    >>> labels
-    tensor([20, 30, 40])
-    >>> memory.get_ids()
-    tensor([1, 2, 3])
+    Example:
+        >>> memory = EmbeddingMemory(size=3, dim=1)
+        >>> memory.update(torch.tensor([[1.0], [2.0]]), [10, 20], ids=[0, 1])
+        >>> memory.update(torch.tensor([[3.0], [4.0]]), [30, 40], ids=[2, 3])
+        >>> embeddings, labels = memory.get()
+        >>> labels
+        tensor([20, 30, 40])
+        >>> memory.get_ids()
+        tensor([1, 2, 3])
     """
 
     embeddings: Tensor
@@ -505,9 +513,9 @@ class EmbeddingMemory(nn.Module):
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
         self.register_buffer("seal", _seal(self.seen))
 
-    def check_labels(self, labels: Any, rows: int) -> Tensor:
-        """`labels` of `rows` rows as they would be stored; TypeError or ValueError if they cannot be."""
-        checked = as_labels(label_tensor(labels).to(self.labels.device), "labels", rows)
+    def check_labels(self, values: Tensor, rows: int, labels: Any) -> Tensor:
+        """What `label_tensor` made of the `labels` of `rows` rows, as stored; ValueError if they cannot be."""
+        checked = as_labels(values, "labels", rows)
         if checked.is_floating_point() or checked.shape[1:] != self.labels.shape[1:]:
             kind = "whole numbers or strings (n,)" if self.num_classes is None else f"multi-hot (n, {self.num_classes})"
             raise ValueError(f"`labels` must be {kind} for this memory, got {describe(labels)}.")
@@ -527,7 +535,7 @@ class EmbeddingMemory(nn.Module):
         """
         self.check_rows(embeddings)
         _check_finite_rows(embeddings, "embeddings")
-        labels = self.check_labels(labels, len(embeddings))
+        labels = self.check_labels(label_tensor(labels), len(embeddings), labels)
         if ids is not None:
             ids = _as_ids(ids, "ids", len(embeddings), "embeddings", self.ids.device)
         self._add(embeddings, labels, ids)
@@ -641,10 +649,10 @@ class EmbeddingLoss(_OnEmbeddings):
       pairs all count.
     * anything else, such as ``return_stats=True`` or ``reduction="none"``, goes to the loss.
 
-    Shape:
-        The result is what `loss` returns: a scalar or, without a reduction, (n,), NaN for rows that are not real or
-        have no list. A batch of a single row without references has no pairs: a zero that keeps the graph (NaN without
-        a reduction), and a warning.
+    Returns:
+        What `loss` returns: a scalar or, without a reduction, (n,), NaN for rows that are not real or have no list. A
+        batch of a single row without references has no pairs: a zero that keeps the graph (NaN without a reduction),
+        and a warning.
 
     Raises:
         TypeError: a `loss` that cannot be called, or does not take the ``where=`` that is needed; an `indices_tuple` of
@@ -653,44 +661,45 @@ class EmbeddingLoss(_OnEmbeddings):
             relevance matrix together with one of these; an `indices_tuple` or a mask of pairs together with `gather`;
             ids of wrong kind or number; a scale that is not positive.
 
-    >>> def hinge(scores, relevant):  # stands for SmoothAPLoss(), MultiSimilarityLoss(), ...
-    ...     return (scores[~relevant].mean() - scores[relevant].mean() + 0.5).relu()
-    >>> criterion = EmbeddingLoss(hinge)
-    >>> criterion(torch.eye(4), [0, 0, 1, 1])
-    tensor(0.5000)
+    Example:
+        >>> def hinge(scores, relevant):  # stands for SmoothAPLoss(), MultiSimilarityLoss(), ...
+        ...     return (scores[~relevant].mean() - scores[relevant].mean() + 0.5).relu()
+        >>> criterion = EmbeddingLoss(hinge)
+        >>> criterion(torch.eye(4), [0, 0, 1, 1])
+        tensor(0.5000)
 
-    A memory that knows its items, so that an epoch may be shorter than it:
+        A memory that knows its items, so that an epoch may be shorter than it:
 
-    >>> from sodeep.losses import NTXentLoss
-    >>> criterion = EmbeddingLoss(NTXentLoss(), memory=EmbeddingMemory(size=512, dim=8))
-    >>> encoder, images, labels = torch.nn.Linear(16, 8), torch.randn(6, 16), torch.tensor([0, 0, 1, 1, 2, 2])
-    >>> for epoch in range(3):
-    ...     for indices in torch.arange(6).split(3):
-    ...         loss = criterion(encoder(images[indices]), labels[indices], ids=indices)
+        >>> from sodeep.losses import NTXentLoss
+        >>> criterion = EmbeddingLoss(NTXentLoss(), memory=EmbeddingMemory(size=512, dim=8))
+        >>> encoder, images, labels = torch.nn.Linear(16, 8), torch.randn(6, 16), torch.tensor([0, 0, 1, 1, 2, 2])
+        >>> for epoch in range(3):
+        ...     for indices in torch.arange(6).split(3):
+        ...         loss = criterion(encoder(images[indices]), labels[indices], ids=indices)
 
-    Momentum contrast without labels: the keys, not the queries, are kept.
+        Momentum contrast without labels: the keys, not the queries, are kept.
 
-    >>> import copy
-    >>> momentum_encoder = copy.deepcopy(encoder)
-    >>> criterion = EmbeddingLoss(NTXentLoss(), memory=EmbeddingMemory(size=512, dim=8))
-    >>> for indices in torch.arange(6).split(3):
-    ...     with torch.no_grad():
-    ...         keys = momentum_encoder(images[indices] + 0.1)
-    ...     loss = criterion(encoder(images[indices]), indices, keys=keys, ids=indices)
-    >>> criterion.memory.get_ids()
-    tensor([0, 1, 2, 3, 4, 5])
+        >>> import copy
+        >>> momentum_encoder = copy.deepcopy(encoder)
+        >>> criterion = EmbeddingLoss(NTXentLoss(), memory=EmbeddingMemory(size=512, dim=8))
+        >>> for indices in torch.arange(6).split(3):
+        ...     with torch.no_grad():
+        ...         keys = momentum_encoder(images[indices] + 0.1)
+        ...     loss = criterion(encoder(images[indices]), indices, keys=keys, ids=indices)
+        >>> criterion.memory.get_ids()
+        tensor([0, 1, 2, 3, 4, 5])
 
-    A temperature that learns, as CLIP's:
+        A temperature that learns, as CLIP's:
 
-    >>> class LogitScale(torch.nn.Module):
-    ...     def __init__(self):
-    ...         super().__init__()
-    ...         self.log = torch.nn.Parameter(torch.tensor(1 / 0.07).log())
-    ...     def forward(self):
-    ...         return self.log.exp().clamp(max=100)
-    >>> criterion = EmbeddingLoss(NTXentLoss(temperature=1), scale=LogitScale())
-    >>> [name for name, _ in criterion.named_parameters()]
-    ['scale.log']
+        >>> class LogitScale(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.log = torch.nn.Parameter(torch.tensor(1 / 0.07).log())
+        ...     def forward(self):
+        ...         return self.log.exp().clamp(max=100)
+        >>> criterion = EmbeddingLoss(NTXentLoss(temperature=1), scale=LogitScale())
+        >>> [name for name, _ in criterion.named_parameters()]
+        ['scale.log']
     """
 
     def __init__(
@@ -743,7 +752,7 @@ class EmbeddingLoss(_OnEmbeddings):
         elif self._has_own_references(memory, keys):
             relevant = same_label(labels, labels)
         else:
-            relevant = _relevance(labels, ref_labels, n, m, ref_embeddings is not None, device)
+            relevant = _relevance(labels, ref_labels, n, m, ref_embeddings is not None)
         if rows is not None:
             columns = rows.new_ones(m) if references is not None and keys is None else rows
             pairs = _both(pairs, rows[:, None] & columns)
@@ -764,7 +773,7 @@ class EmbeddingLoss(_OnEmbeddings):
         if pairs is not None or past_pairs is not None:
             pairs = torch.cat([_or_all(pairs, scores), _or_all(past_pairs, past_scores)], 1)
         scores = torch.cat([scores, past_scores], 1)
-        relevant = torch.cat([relevant, same_label(labels, past_labels.to(labels))], 1)
+        relevant = torch.cat([relevant, same_label(labels, past_labels.to(labels.dtype))], 1)
         value = self._value(self._scaled(scores), relevant, pairs, options)
 
         new = embeddings if references is None else references
@@ -789,7 +798,10 @@ class EmbeddingLoss(_OnEmbeddings):
         indices_tuple: Any,
     ) -> None:
         """Embeddings, keys and reference set are rows of one width, and no two that exclude each other are given."""
-        _check_rows(embeddings, "embeddings")
+        if memory is None:
+            _check_rows(embeddings, "embeddings")
+        else:
+            memory.check_rows(embeddings)
         if ref_embeddings is None and ref_labels is not None:
             raise ValueError("`ref_embeddings` must be given with `ref_labels`, got None.")
         if ref_embeddings is not None:
@@ -803,13 +815,11 @@ class EmbeddingLoss(_OnEmbeddings):
                     f"`keys` must have shape {tuple(embeddings.shape)}, the items of `embeddings` row by row, "
                     f"got shape {tuple(keys.shape)}."
                 )
-        if memory is not None:
-            memory.check_rows(embeddings)
-            if memory.embeddings.device != embeddings.device:
-                raise ValueError(
-                    f"`memory` must be on the device of `embeddings` ({embeddings.device}), "
-                    f"got {memory.embeddings.device}. Move it: memory.to(embeddings.device)."
-                )
+        if memory is not None and memory.embeddings.device != embeddings.device:
+            raise ValueError(
+                f"`memory` must be on the device of `embeddings` ({embeddings.device}), "
+                f"got {memory.embeddings.device}. Move it: memory.to(embeddings.device)."
+            )
         if self.gather and indices_tuple is not None:
             raise ValueError(
                 "`indices_tuple` must not be given to a loss with gather=True: its indices are of one process. Mine "
@@ -888,7 +898,7 @@ class EmbeddingLoss(_OnEmbeddings):
             if square and ref_embeddings is None:  # still symmetric
                 given = _zeroed(given.T, rows).T
         if memory is not None:
-            return memory.check_labels(given, n).to(embeddings.device)
+            return memory.check_labels(given, n, labels)
         return as_labels(given, "labels", n) if option else given
 
 
@@ -896,7 +906,16 @@ class CrossModalLoss(_OnEmbeddings):
     """Any loss on ``(scores, relevant)`` between two sets of rows, as images and captions: the mean of both directions.
 
     Every query ranks the gallery, and every gallery row ranks the queries: half ``loss(scores, relevant)``, half
-    ``loss(scores.T, relevant.T)``.
+    ``loss(scores.T, relevant.T)``. The call takes
+
+    * queries (n, d) and the gallery (m, d). Without a row of either there are no pairs: a zero that keeps the graph,
+      and a warning.
+    * ``relevant`` (n, m): boolean, with any number of True in a row or column (an image with five captions); or what
+      else the loss takes, such as semantic scores for an ASP loss, which go through as they are. None: query i belongs
+      to gallery row i, n = m. Moved to the device of the queries if need be.
+    * ``where``, boolean, True = real: (n, m), pairs, or, with n = m, (n,), rows of both sets. The others are left out;
+      a row without a real pair (padding) is as if deleted, whatever it holds.
+    * anything else, such as ``return_stats=True`` or ``reduction="none"``, goes to the loss.
 
     Args:
         loss: any callable ``loss(scores, relevant)`` of two (n, m) tensors.
@@ -906,17 +925,9 @@ class CrossModalLoss(_OnEmbeddings):
         scale: what the similarities are multiplied by before the loss, a parameter that learns included, as in
             `EmbeddingLoss`. CLIP is ``CrossModalLoss(NTXentLoss(temperature=1), scale=...)``.
 
-    Shape:
-        queries (n, d), gallery (m, d). relevant (n, m): boolean, with any number of True in a row or column (an image
-        with five captions); or what else the loss takes, such as semantic scores for an ASP loss, which go through
-        as they are. None: query i belongs to gallery row i, n = m. Moved to the device of `queries` if need be.
-        where, boolean, True = real: (n, m), pairs, or, with n = m, (n,), rows of both sets. The others are left out;
-        a row without a real pair (padding) is as if deleted, whatever it holds.
-        Without a query or a gallery row there are no pairs: a zero that keeps the graph, and a warning.
-
-        The result is a scalar. What else is given goes to the loss: with ``return_stats=True`` the result is
-        ``value, (stats of the queries, stats of the gallery rows)``; with ``reduction="none"`` the values of the
-        queries (n,) and those of the gallery rows (m,), NaN where undefined.
+    Returns:
+        A scalar. With ``return_stats=True``: ``value, (stats of the queries, stats of the gallery rows)``. With
+        ``reduction="none"``: the values of the queries (n,) and those of the gallery rows (m,), NaN where undefined.
 
     Raises:
         TypeError: a `loss` that cannot be called, does not give a tensor or does not take the ``where=`` that is given;
@@ -924,11 +935,12 @@ class CrossModalLoss(_OnEmbeddings):
         ValueError: wrong shapes, NaN or infinite rows, sets on two devices, no `relevant` where n and m differ, a
             scale that is not positive.
 
-    >>> def hinge(scores, relevant):
-    ...     return (scores[~relevant].mean() - scores[relevant].mean() + 0.5).relu()
-    >>> captions = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-    >>> CrossModalLoss(hinge)(torch.eye(2), captions, torch.tensor([[True, True, False], [False, False, True]]))
-    tensor(0.)
+    Example:
+        >>> def hinge(scores, relevant):
+        ...     return (scores[~relevant].mean() - scores[relevant].mean() + 0.5).relu()
+        >>> captions = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+        >>> CrossModalLoss(hinge)(torch.eye(2), captions, torch.tensor([[True, True, False], [False, False, True]]))
+        tensor(0.)
     """
 
     def __init__(

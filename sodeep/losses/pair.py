@@ -1,21 +1,13 @@
 """Pair losses: contrastive, triplet, NT-Xent, N-pairs, NCA, lifted structure, binomial deviance, Multi-Similarity, ...
 
-Every loss is called as ``x_loss(scores, relevant)`` with `scores` (..., N), one list a query, and `relevant` boolean
-of the same shape. What holds for all of them:
+What holds for all of them, besides what all losses share (see `sodeep.losses`):
 
 * **Scores are similarities: higher = closer.** The defaults are made for cosine similarities in [-1, 1] unless a
   loss says otherwise. A paper that speaks of a distance D reads here with ``scores = -D`` (what `pairwise_scores`
   gives for ``similarity="euclidean"``): "D_ap + margin < D_an" is "s_p - margin > s_n", and a bound D < m is s > -m.
-* **P are the relevant real items of a list, N the other real items.** A query among its own items is an ordinary
-  item: leave it out by index (`pairwise_scores` does), not by its similarity, since duplicates are items too.
-* **The result is the mean over the defined lists.** A list is defined when both P and N have an item, unless the
-  loss says otherwise; one that is not defined is left out, and with none left the loss is a zero that keeps the graph.
-  So a batch is the mean of its lists, with one exception, `histogram_loss`, which is a statistic of the whole batch.
-  With ``reduction="none"`` the result is one value a list, NaN for those that are not defined: their ``nanmean()`` is
-  the mean, and ``(weights * values).nansum()`` a weighted sum with a finite gradient.
+* **A list is defined when both P and N have an item**, unless the loss says otherwise.
 * **Hinges are averaged over what is active** (hinge above zero), list by list: as training goes on most hinges are
   zero, and a mean over all of them would fade away with the number of easy pairs.
-* Order plays no role, tied scores are treated alike, and `where` (True = a real item) is the same as deletion.
 
 The gradient of any of them with respect to the scores is its pair weights (Wang et al. 2019): see `sodeep.weights`.
 
@@ -47,14 +39,14 @@ from sodeep._checks import (
     in_forward_mode,
     readable,
 )
+from sodeep._lists import Lists, masked_mean, prepare
 from sodeep.losses._common import (
-    Lists,
+    ListStats,
     Loss,
     check_range,
     check_reduction,
     loss_function,
     optional,
-    prepare,
     reduce_defined,
 )
 
@@ -66,14 +58,11 @@ def _has_both(lists: Lists) -> Tensor:
     return (lists.positive.sum(-1) > 0) & (lists.negative.sum(-1) > 0)
 
 
-def _reduce_over_both(values: Tensor, lists: Lists, scores: Tensor, reduction: str, return_stats: bool) -> Any:
+def _reduce_over_both(
+    values: Tensor, lists: Lists, scores: Tensor, reduction: str, return_stats: bool
+) -> Tensor | tuple[Tensor, ListStats]:
     needs = "both a relevant item and one that is not"
     return reduce_defined(values, _has_both(lists), scores, reduction, return_stats, needs=needs)
-
-
-def _mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the last axis of the entries in `mask`; 0 where it has none."""
-    return torch.where(mask, x, 0.0).sum(-1) / mask.sum(-1).clamp(min=1)
 
 
 @torch.no_grad()
@@ -196,44 +185,41 @@ def _softplus(x: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@loss_function(pos_margin=check_number, neg_margin=check_number)
+@loss_function(positive_margin=check_number, negative_margin=check_number)
 def contrastive_loss(
     scores: Tensor,
     relevant: Tensor,
     *,
-    pos_margin: float = 0.9,
-    neg_margin: float = 0.6,
+    positive_margin: float = 0.9,
+    negative_margin: float = 0.6,
     where: Tensor | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, ListStats]:
     """Pull positives above one similarity, push negatives below another.
 
     For a list, with means over the active hinges (0 for a side that has none)::
 
-        mean_P [pos_margin - s]+  +  mean_N [s - neg_margin]+
+        mean_P [positive_margin - s]+  +  mean_N [s - negative_margin]+
 
-    This is the calibration term of ROADMAP (Ramzi et al. 2021), whose margins on cosine similarities are the defaults.
-    The classical loss on distances, D for positives and [m - D]+ for negatives, is ``pos_margin=0, neg_margin=-m`` on
-    scores -D (Hadsell et al. 2006 square both).
+    This is the calibration term of ROADMAP, whose margins on cosine similarities are the defaults. The classical loss
+    on distances, D for positives and [m - D]+ for negatives, is ``positive_margin=0, negative_margin=-m`` on scores -D
+    (Hadsell et al. square both).
+
+    What all losses share, such as `where`: see `sodeep.losses`.
 
     Args:
-        scores: (..., N), floating point, higher = closer.
-        relevant: (..., N), boolean.
-        pos_margin: a positive at least this similar costs nothing.
-        neg_margin: a negative at most this similar costs nothing.
-        where: (..., N), boolean, True = a real item.
-        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined.
-        return_stats: also return how many lists there were and how many counted (`ListStats`).
+        positive_margin: a positive at least this similar costs nothing.
+        negative_margin: a negative at most this similar costs nothing.
 
     Returns:
         A scalar, at least 0 up to rounding. The two sides do not need each other, so a list is defined as soon as it
         has a real item.
 
-    Raises:
-        TypeError: `scores` are not floating point, or `where` is not boolean.
-        ValueError: shapes differ, a real score is not finite, `relevant` has values other than 0 and 1, or a margin is
-            not a finite number.
+    References:
+        Hadsell, Chopra, LeCun. Dimensionality Reduction by Learning an Invariant Mapping. CVPR 2006.
+        Ramzi, Thome, Rambour, Audebert, Bitot. Robust and Decomposable Average Precision for Image Retrieval.
+        NeurIPS 2021.
 
     Example:
         >>> scores = torch.tensor([[0.7, 0.95, 0.8, -0.3]])
@@ -244,12 +230,26 @@ def contrastive_loss(
     lists = prepare(scores, relevant, where)
     s, positive, negative, _ = lists
     with torch.no_grad():  # once it is known which hinges are active, their means are linear in the scores
-        near, far = negative & (s > neg_margin), positive & (s < pos_margin)
+        near, far = negative & (s > negative_margin), positive & (s < positive_margin)
         num_near, num_far = near.sum(-1, keepdim=True), far.sum(-1, keepdim=True)
         weights = near / num_near.clamp(min=1).to(s.dtype) - far / num_far.clamp(min=1).to(s.dtype)
-    bounds = pos_margin * (num_far > 0).to(s.dtype) - neg_margin * (num_near > 0).to(s.dtype)
+    bounds = positive_margin * (num_far > 0).to(s.dtype) - negative_margin * (num_near > 0).to(s.dtype)
     values = (weights * s).sum(-1) + bounds.squeeze(-1)
     return reduce_defined(values, (positive | negative).any(-1), scores, reduction, return_stats, needs="a real item")
+
+
+class ContrastiveLoss(Loss[ListStats]):
+    """Module form of `contrastive_loss`.
+
+    Example:
+        >>> ContrastiveLoss()
+        ContrastiveLoss(positive_margin=0.9, negative_margin=0.6)
+    """
+
+    function = staticmethod(contrastive_loss)
+
+    def __init__(self, positive_margin: float = 0.9, negative_margin: float = 0.6, *, reduction: str = "mean") -> None:
+        super().__init__(positive_margin=positive_margin, negative_margin=negative_margin, reduction=reduction)
 
 
 @loss_function(margin=check_positive, mining=partial(check_choice, choices=MINING))
@@ -262,36 +262,38 @@ def triplet_loss(
     where: Tensor | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, ListStats]:
     """Every positive above every negative by a margin, without ever making a list of triplets.
 
-    For a list, the mean over its active triplets (p in P, n in N, hinge above zero) of ``[s_n - s_p + margin]+``, among
+    For a list, the mean over its active triplets (p in P, n in N, hinge above zero)::
 
-    * ``mining="all"``: all triplets (the mean over non-zero terms of Hermans et al. 2017, "batch all");
+        [s_n - s_p + margin]+
+
+    among
+
+    * ``mining="all"``: all triplets (the mean over non-zero terms of Hermans et al., "batch all");
     * ``mining="semihard"``: the negative is further than the positive, but within the margin: s_p - margin < s_n < s_p
-      (Schroff et al. 2015, FaceNet: D_ap < D_an < D_ap + margin). Equal scores are not semi-hard;
-    * ``mining="hard"``: for each positive the hardest negative, max_N s (Faghri et al. 2018, VSE++, who take the sum).
-      Equally hard negatives share the gradient.
+      (Schroff et al.: D_ap < D_an < D_ap + margin). Equal scores are not semi-hard;
+    * ``mining="hard"``: for each positive the hardest negative, max_N s (Faghri et al., who take the sum). Equally hard
+      negatives share the gradient.
 
     "all" and "semihard" take O(N log N) a list, or O(N |P|) where that is less, and O(N) memory.
 
+    What all losses share, such as `where`: see `sodeep.losses`.
+
     Args:
-        scores: (..., N), floating point, higher = closer. The default margin is made for cosine similarities;
-            FaceNet's is on squared distances of unit vectors, 2 - 2s, so its 0.2 is 0.1 on cosine similarities.
-        relevant: (..., N), boolean.
+        scores: (..., N). The default margin is made for cosine similarities; FaceNet's is on squared distances of unit
+            vectors, 2 - 2s, so its 0.2 is 0.1 on cosine similarities.
         margin: how far above; positive.
         mining: which triplets: "all", "semihard" or "hard".
-        where: (..., N), boolean, True = a real item.
-        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined.
-        return_stats: also return how many lists there were and how many counted (`ListStats`).
 
     Returns:
         A scalar, at least 0 up to rounding. A list with P and N but no active triplet counts, with 0.
 
-    Raises:
-        TypeError: `scores` are not floating point, or `where` is not boolean.
-        ValueError: shapes differ, a real score is not finite, `relevant` has values other than 0 and 1, `margin` is not
-            positive, or `mining` is unknown.
+    References:
+        Schroff, Kalenichenko, Philbin. FaceNet: A Unified Embedding for Face Recognition and Clustering. CVPR 2015.
+        Hermans, Beyer, Leibe. In Defense of the Triplet Loss for Person Re-Identification. 2017.
+        Faghri, Fleet, Kiros, Fidler. VSE++: Improving Visual-Semantic Embeddings with Hard Negatives. BMVC 2018.
 
     Example:
         >>> scores = torch.tensor([[0.8, 0.3, 0.7, 0.4]])
@@ -309,7 +311,7 @@ def triplet_loss(
         lowest = torch.finfo(s.dtype).min / 4
         hardest = s.masked_fill(~negative, lowest).amax(-1, keepdim=True)
         hinge = hardest - s + margin
-        values = _mean(hinge, positive & ~(hinge <= 0))  # in words that keep NaN
+        values = masked_mean(hinge, positive & ~(hinge <= 0))  # in words that keep NaN
     else:
         # A sum of hinges is linear in the scores once it is known which are active. So all that is needed is in how
         # many active triplets each item is, and these counts are the gradient.
@@ -317,6 +319,20 @@ def triplet_loss(
         active = count_p.sum(-1)
         values = (((count_n - count_p) * s).sum(-1) + margin * active) / active.clamp(min=1)
     return _reduce_over_both(values, lists, scores, reduction, return_stats)
+
+
+class TripletLoss(Loss[ListStats]):
+    """Module form of `triplet_loss`.
+
+    Example:
+        >>> TripletLoss(mining="hard")
+        TripletLoss(margin=0.2, mining='hard')
+    """
+
+    function = staticmethod(triplet_loss)
+
+    def __init__(self, margin: float = 0.2, mining: str = "all", *, reduction: str = "mean") -> None:
+        super().__init__(margin=margin, mining=mining, reduction=reduction)
 
 
 FEW_POSITIVES = 16
@@ -373,33 +389,29 @@ def nt_xent_loss(
     where: Tensor | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, ListStats]:
     """Normalised temperature-scaled cross entropy (InfoNCE): each positive has to be picked out among the negatives.
 
     For a list, with T the temperature::
 
         mean_{p in P}  -log( e^{s_p/T} / (e^{s_p/T} + sum_{n in N} e^{s_n/T}) )
 
-    The other positives are not in the denominator. With one positive a list this is the loss of Chen et al. 2020
-    (SimCLR) and, over the rows of an image x caption matrix, one direction of InfoNCE as used for cross-modal
-    retrieval. The sum over N is taken once a list, so time and memory are O(N) a list, whatever the number of
-    positives.
+    The other positives are not in the denominator. With one positive a list this is the loss of SimCLR and, over the
+    rows of an image x caption matrix, one direction of InfoNCE as used for cross-modal retrieval. The sum over N is
+    taken once a list, so time and memory are O(N) a list, whatever the number of positives.
+
+    What all losses share, such as `where`: see `sodeep.losses`.
 
     Args:
-        scores: (..., N), floating point, higher = closer; cosine similarities for the default temperature.
-        relevant: (..., N), boolean.
+        scores: (..., N); cosine similarities for the default temperature.
         temperature: T, positive.
-        where: (..., N), boolean, True = a real item.
-        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined.
-        return_stats: also return how many lists there were and how many counted (`ListStats`).
 
     Returns:
         A scalar > 0, or 0 where it underflows.
 
-    Raises:
-        TypeError: `scores` are not floating point, or `where` is not boolean.
-        ValueError: shapes differ, a real score is not finite, `relevant` has values other than 0 and 1, or
-            `temperature` is not positive.
+    References:
+        Chen, Kornblith, Norouzi, Hinton. A Simple Framework for Contrastive Learning of Visual Representations. ICML
+        2020.
 
     Example:
         >>> scores = torch.tensor([[1.0, 0.0, 0.0]])
@@ -410,7 +422,21 @@ def nt_xent_loss(
     lists = prepare(scores, relevant, where)
     s = _bound(lists.scores / temperature)
     below = _softplus(_logsumexp(s, lists.negative).unsqueeze(-1) - s)
-    return _reduce_over_both(_mean(below, lists.positive), lists, scores, reduction, return_stats)
+    return _reduce_over_both(masked_mean(below, lists.positive), lists, scores, reduction, return_stats)
+
+
+class NTXentLoss(Loss[ListStats]):
+    """Module form of `nt_xent_loss`.
+
+    Example:
+        >>> NTXentLoss()
+        NTXentLoss(temperature=0.07)
+    """
+
+    function = staticmethod(nt_xent_loss)
+
+    def __init__(self, temperature: float = 0.07, *, reduction: str = "mean") -> None:
+        super().__init__(temperature=temperature, reduction=reduction)
 
 
 @loss_function()
@@ -421,32 +447,47 @@ def n_pairs_loss(
     where: Tensor | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
-) -> Any:
-    """Multi-class N-pairs: ``mean_{p in P} log(1 + sum_{n in N} e^{s_n - s_p})`` for a list.
+) -> Tensor | tuple[Tensor, ListStats]:
+    """Multi-class N-pairs: each positive against the negatives of its list, on inner products.
 
-    Sohn 2016, Eq. 7, where a list has one positive and one negative of each other class; any number of each will do.
-    It is `nt_xent_loss` at temperature 1, on inner products.
+    For a list::
+
+        mean_{p in P} log(1 + sum_{n in N} e^{s_n - s_p})
+
+    Eq. 7 of the paper, where a list has one positive and one negative of each other class; any number of each will do.
+    It is `nt_xent_loss` at temperature 1.
+
+    What all losses share, such as `where`: see `sodeep.losses`.
 
     Args:
-        scores: (..., N), floating point, higher = closer. Made for inner products of embeddings that are not
-            normalised: on cosine similarities the loss cannot fall below log(1 + |N| e^-2).
-        relevant: (..., N), boolean.
-        where: (..., N), boolean, True = a real item.
-        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined.
-        return_stats: also return how many lists there were and how many counted (`ListStats`).
+        scores: (..., N). Made for inner products of embeddings that are not normalised: on cosine similarities the loss
+            cannot fall below log(1 + |N| e^-2).
 
     Returns:
         A scalar > 0, or 0 where it underflows.
 
-    Raises:
-        TypeError: `scores` are not floating point, or `where` is not boolean.
-        ValueError: shapes differ, a real score is not finite, or `relevant` has values other than 0 and 1.
+    References:
+        Sohn. Improved Deep Metric Learning with Multi-class N-pair Loss Objective. NeurIPS 2016.
 
     Example:
         >>> n_pairs_loss(torch.tensor([[5.0, 1.0, 1.0]]), torch.tensor([[True, False, False]]))
         tensor(0.0360)
     """
     return nt_xent_loss(scores, relevant, temperature=1.0, where=where, reduction=reduction, return_stats=return_stats)
+
+
+class NPairsLoss(Loss[ListStats]):
+    """Module form of `n_pairs_loss`.
+
+    Example:
+        >>> NPairsLoss()(torch.tensor([[5.0, 1.0, 1.0]]), torch.tensor([[True, False, False]]))
+        tensor(0.0360)
+    """
+
+    function = staticmethod(n_pairs_loss)
+
+    def __init__(self, *, reduction: str = "mean") -> None:
+        super().__init__(reduction=reduction)
 
 
 @loss_function(temperature=check_positive)
@@ -458,32 +499,28 @@ def nca_loss(
     where: Tensor | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, ListStats]:
     """Neighbourhood components analysis: the probability that a soft nearest neighbour is relevant.
 
     For a list, with T the temperature::
 
         -log( sum_{p in P} e^{s_p/T} / sum_{i in P and N} e^{s_i/T} )
 
-    Goldberger et al. 2005, Salakhutdinov & Hinton 2007. (Eq. 1 of the supplement of Wang et al. 2019 lacks the minus
-    sign.)
+    (Eq. 1 of the supplement of Wang et al. 2019 lacks the minus sign.)
+
+    What all losses share, such as `where`: see `sodeep.losses`.
 
     Args:
-        scores: (..., N), floating point, higher = closer. In the papers minus squared distances, ``-D**2``; on cosine
-            similarities give a temperature, 0.1 say: at 1 the terms can hardly differ.
-        relevant: (..., N), boolean.
+        scores: (..., N). In the papers minus squared distances, ``-D**2``; on cosine similarities give a temperature,
+            0.1 say: at 1 the terms can hardly differ.
         temperature: T, positive.
-        where: (..., N), boolean, True = a real item.
-        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined.
-        return_stats: also return how many lists there were and how many counted (`ListStats`).
 
     Returns:
         A scalar > 0, or 0 where it underflows.
 
-    Raises:
-        TypeError: `scores` are not floating point, or `where` is not boolean.
-        ValueError: shapes differ, a real score is not finite, `relevant` has values other than 0 and 1, or
-            `temperature` is not positive.
+    References:
+        Goldberger, Roweis, Hinton, Salakhutdinov. Neighbourhood Components Analysis. NeurIPS 2004.
+        Salakhutdinov, Hinton. Learning a Nonlinear Embedding by Preserving Class Neighbourhood Structure. AISTATS 2007.
 
     Example:
         >>> nca_loss(torch.zeros(1, 4), torch.tensor([[True, False, False, False]]))  # log 4
@@ -495,6 +532,20 @@ def nca_loss(
     return _reduce_over_both(values, lists, scores, reduction, return_stats)
 
 
+class NCALoss(Loss[ListStats]):
+    """Module form of `nca_loss`.
+
+    Example:
+        >>> NCALoss()
+        NCALoss(temperature=1.0)
+    """
+
+    function = staticmethod(nca_loss)
+
+    def __init__(self, temperature: float = 1.0, *, reduction: str = "mean") -> None:
+        super().__init__(temperature=temperature, reduction=reduction)
+
+
 @loss_function(margin=check_number)
 def lifted_structure_loss(
     scores: Tensor,
@@ -504,35 +555,33 @@ def lifted_structure_loss(
     where: Tensor | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, ListStats]:
     """Lifted structure, in the form for one anchor: the soft-hardest positive against the soft-hardest negative.
 
     For a list::
 
         [ log sum_{p in P} e^{-s_p}  +  log sum_{n in N} e^{s_n + margin} ]+
 
-    Hermans et al. 2017, Eq. 9 ("generalized lifted structure"), and Wang et al. 2019, whose pair weights are a
-    softmax over -s in P and over s in N. The original (Oh Song et al. 2016) takes for each pair (i, j) the negatives
-    of j as well as those of i: that is a function of two rows of a square matrix, not of a list, and has no meaning
-    for a query against a gallery.
+    This is Eq. 9 of Hermans et al. ("generalized lifted structure") and the form of Wang et al., whose pair weights are
+    a softmax over -s in P and over s in N. The original (Oh Song et al.) takes for each pair (i, j) the negatives of j
+    as well as those of i: that is a function of two rows of a square matrix, not of a list, and has no meaning for a
+    query against a gallery.
+
+    What all losses share, such as `where`: see `sodeep.losses`.
 
     Args:
-        scores: (..., N), floating point, higher = closer. In the papers minus distances, ``-D``, for which 1 is the
-            margin; on cosine similarities the log-sum-exps are nearly means, and scores multiplied by 10 or more do
-            better.
-        relevant: (..., N), boolean.
+        scores: (..., N). In the papers minus distances, ``-D``, for which 1 is the margin; on cosine similarities the
+            log-sum-exps are nearly means, and scores multiplied by 10 or more do better.
         margin: a finite number.
-        where: (..., N), boolean, True = a real item.
-        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined.
-        return_stats: also return how many lists there were and how many counted (`ListStats`).
 
     Returns:
         A scalar >= 0.
 
-    Raises:
-        TypeError: `scores` are not floating point, or `where` is not boolean.
-        ValueError: shapes differ, a real score is not finite, `relevant` has values other than 0 and 1, or `margin`
-            is not a finite number.
+    References:
+        Oh Song, Xiang, Jegelka, Savarese. Deep Metric Learning via Lifted Structured Feature Embedding. CVPR 2016.
+        Hermans, Beyer, Leibe. In Defense of the Triplet Loss for Person Re-Identification. 2017.
+        Wang, Han, Huang, Dong, Scott. Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning.
+        CVPR 2019.
 
     Example:
         >>> lifted_structure_loss(torch.tensor([[-0.5, -2.0]]), torch.tensor([[True, False]]))  # hinge 0.5 - 2 + 1
@@ -545,6 +594,20 @@ def lifted_structure_loss(
     of_p, of_n = _logsumexp_of_sides(torch.where(positive, -s, s), positive, negative)
     values = torch.relu(of_p + of_n + margin)
     return _reduce_over_both(values, lists, scores, reduction, return_stats)
+
+
+class LiftedStructureLoss(Loss[ListStats]):
+    """Module form of `lifted_structure_loss`.
+
+    Example:
+        >>> LiftedStructureLoss()
+        LiftedStructureLoss(margin=1.0)
+    """
+
+    function = staticmethod(lifted_structure_loss)
+
+    def __init__(self, margin: float = 1.0, *, reduction: str = "mean") -> None:
+        super().__init__(margin=margin, reduction=reduction)
 
 
 STEEPNESS = {"alpha": check_positive, "beta": check_positive, "base": check_number}
@@ -561,34 +624,31 @@ def binomial_deviance_loss(
     where: Tensor | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, ListStats]:
     """A smooth contrastive loss: each pair against one threshold, alone.
 
     For a list (0 for a side that has no pair)::
 
         mean_P log(1 + e^{alpha (base - s)})  +  mean_N log(1 + e^{beta (s - base)})
 
-    Yi et al. 2014, in the form of Wang et al. 2019: the weight of a pair is alpha/|P| or beta/|N| times the logistic
-    of the same exponent.
+    In the form of Wang et al.: the weight of a pair is alpha/|P| or beta/|N| times the logistic of the same exponent.
+
+    What all losses share, such as `where`: see `sodeep.losses`.
 
     Args:
-        scores: (..., N), floating point, higher = closer; cosine similarities for the defaults.
-        relevant: (..., N), boolean.
+        scores: (..., N); cosine similarities for the defaults.
         alpha: steepness for positives.
         beta: steepness for negatives.
         base: the threshold between similar and not.
-        where: (..., N), boolean, True = a real item.
-        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined.
-        return_stats: also return how many lists there were and how many counted (`ListStats`).
 
     Returns:
-        A scalar > 0, or 0 where it underflows. The two sides do not need each other, so a list is defined as soon as
-        it has a real item.
+        A scalar > 0, or 0 where it underflows. The two sides do not need each other, so a list is defined as soon as it
+        has a real item.
 
-    Raises:
-        TypeError: `scores` are not floating point, or `where` is not boolean.
-        ValueError: shapes differ, a real score is not finite, `relevant` has values other than 0 and 1, `alpha` or
-            `beta` is not positive, or `base` is not a finite number.
+    References:
+        Yi, Lei, Liao, Li. Deep Metric Learning for Person Re-Identification. ICPR 2014.
+        Wang, Han, Huang, Dong, Scott. Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning.
+        CVPR 2019.
 
     Example:
         >>> binomial_deviance_loss(torch.tensor([[0.5, 0.5]]), torch.tensor([[True, False]]))  # 2 log 2
@@ -597,8 +657,22 @@ def binomial_deviance_loss(
     lists = prepare(scores, relevant, where)
     _, positive, negative, _ = lists
     deviance = _softplus(_exponent(lists, alpha, beta, base))
-    values = _mean(deviance, positive) + _mean(deviance, negative)
+    values = masked_mean(deviance, positive) + masked_mean(deviance, negative)
     return reduce_defined(values, (positive | negative).any(-1), scores, reduction, return_stats, needs="a real item")
+
+
+class BinomialDevianceLoss(Loss[ListStats]):
+    """Module form of `binomial_deviance_loss`.
+
+    Example:
+        >>> BinomialDevianceLoss()
+        BinomialDevianceLoss(alpha=2.0, beta=50.0, base=0.5)
+    """
+
+    function = staticmethod(binomial_deviance_loss)
+
+    def __init__(self, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, *, reduction: str = "mean") -> None:
+        super().__init__(alpha=alpha, beta=beta, base=base, reduction=reduction)
 
 
 def _exponent(lists: Lists, alpha: float, beta: float, base: float) -> Tensor:
@@ -618,10 +692,10 @@ def bin_lifted_loss(
     where: Tensor | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, ListStats]:
     """BinLifted: the mean of the pair weights of binomial deviance and lifted structure.
 
-    Wang et al. 2019 (supplement, Eq. 10) define it by its weights; for a negative::
+    The paper (supplement, Eq. 10) defines it by its weights; for a negative::
 
         w = ( logistic(beta (s - base))  +  e^{beta s} / sum_{n in N} e^{beta s_n} ) / 2
 
@@ -631,25 +705,23 @@ def bin_lifted_loss(
         ( sum_P log(1 + e^x) + log sum_P e^x ) / (2 alpha),     x = alpha (base - s)
       + ( sum_N log(1 + e^x) + log sum_N e^x ) / (2 beta),      x = beta (s - base)
 
-    They show it to do worse than binomial deviance alone, and Multi-Similarity better: it is here to compare with.
+    The authors show it to do worse than binomial deviance alone, and Multi-Similarity better: it is here to compare
+    with.
+
+    What all losses share, such as `where`: see `sodeep.losses`.
 
     Args:
-        scores: (..., N), floating point, higher = closer; cosine similarities for the defaults.
-        relevant: (..., N), boolean.
+        scores: (..., N); cosine similarities for the defaults.
         alpha: steepness for positives.
         beta: steepness for negatives.
         base: the threshold between similar and not.
-        where: (..., N), boolean, True = a real item.
-        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined.
-        return_stats: also return how many lists there were and how many counted (`ListStats`).
 
     Returns:
         A scalar of either sign, since nothing bounds the lifted terms from below: its weights are its meaning.
 
-    Raises:
-        TypeError: `scores` are not floating point, or `where` is not boolean.
-        ValueError: shapes differ, a real score is not finite, `relevant` has values other than 0 and 1, `alpha` or
-            `beta` is not positive, or `base` is not a finite number.
+    References:
+        Wang, Han, Huang, Dong, Scott. Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning.
+        CVPR 2019.
 
     Example:
         >>> bin_lifted_loss(torch.tensor([[0.5, 0.5]]), torch.tensor([[True, False]]))  # log 2 (1/4 + 1/100)
@@ -666,6 +738,20 @@ def bin_lifted_loss(
     return _reduce_over_both(values, lists, scores, reduction, return_stats)
 
 
+class BinLiftedLoss(Loss[ListStats]):
+    """Module form of `bin_lifted_loss`.
+
+    Example:
+        >>> BinLiftedLoss()
+        BinLiftedLoss(alpha=2.0, beta=50.0, base=0.5)
+    """
+
+    function = staticmethod(bin_lifted_loss)
+
+    def __init__(self, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, *, reduction: str = "mean") -> None:
+        super().__init__(alpha=alpha, beta=beta, base=base, reduction=reduction)
+
+
 @loss_function(**STEEPNESS, epsilon=optional(check_number))
 def multi_similarity_loss(
     scores: Tensor,
@@ -678,7 +764,7 @@ def multi_similarity_loss(
     where: Tensor | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, ListStats]:
     """Multi-Similarity: each pair against a threshold and against the other pairs of its list.
 
     For a list::
@@ -688,28 +774,25 @@ def multi_similarity_loss(
     over the pairs kept by mining: a negative with s > min_P s - epsilon, a positive with s < max_N s + epsilon, the
     minimum and maximum over all pairs of the list. The choice itself has no gradient.
 
-    Wang et al. 2019. The paper has base = 1, its released code beta = 40 and base = 0.5; the defaults are those of most
-    later work. The released code drops positives with s > 1 - 1e-5, duplicates included: here they count.
+    The paper has base = 1, its released code beta = 40 and base = 0.5; the defaults are those of most later work. The
+    released code drops positives with s > 1 - 1e-5, duplicates included: here they count.
+
+    What all losses share, such as `where`: see `sodeep.losses`.
 
     Args:
-        scores: (..., N), floating point, higher = closer; cosine similarities for the defaults.
-        relevant: (..., N), boolean.
+        scores: (..., N); cosine similarities for the defaults.
         alpha: steepness for positives.
         beta: steepness for negatives.
         base: the threshold between similar and not.
         epsilon: how much easier than the hardest pair of the other kind a pair may be, a finite number; None: no
-            mining.
-        where: (..., N), boolean, True = a real item.
-        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined.
-        return_stats: also return how many lists there were and how many counted (`ListStats`).
+        mining.
 
     Returns:
         A scalar >= 0. A list with P and N that keeps no pair counts, with 0.
 
-    Raises:
-        TypeError: `scores` are not floating point, or `where` is not boolean.
-        ValueError: shapes differ, a real score is not finite, `relevant` has values other than 0 and 1, `alpha` or
-            `beta` is not positive, or `base` or `epsilon` is not a finite number.
+    References:
+        Wang, Han, Huang, Dong, Scott. Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning.
+        CVPR 2019.
 
     Example:
         >>> scores = torch.tensor([[0.5, 0.5, 0.1]])
@@ -731,6 +814,28 @@ def multi_similarity_loss(
     of_p, of_n = _softplus(_logsumexp_of_sides(x, positive, negative))
     values = of_p / alpha + of_n / beta
     return _reduce_over_both(values, lists, scores, reduction, return_stats)
+
+
+class MultiSimilarityLoss(Loss[ListStats]):
+    """Module form of `multi_similarity_loss`.
+
+    Example:
+        >>> MultiSimilarityLoss(epsilon=None)
+        MultiSimilarityLoss(alpha=2.0, beta=50.0, base=0.5, epsilon=None)
+    """
+
+    function = staticmethod(multi_similarity_loss)
+
+    def __init__(
+        self,
+        alpha: float = 2.0,
+        beta: float = 50.0,
+        base: float = 0.5,
+        epsilon: float | None = 0.1,
+        *,
+        reduction: str = "mean",
+    ) -> None:
+        super().__init__(alpha=alpha, beta=beta, base=base, epsilon=epsilon, reduction=reduction)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -758,7 +863,7 @@ def histogram_loss(
     where: Tensor | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, ListStats]:
     """Probability that a random negative pair of the batch is more similar than a random positive one, by histograms.
 
     With nodes t_r = low + r D, r = 0 ... num_bins, D = (high - low) / num_bins, every score gives to its two
@@ -767,31 +872,26 @@ def histogram_loss(
 
         sum_r h-_r sum_{q <= r} h+_q
 
-    Ustinova & Lempitsky 2016. **The histograms are of the whole batch**, all lists together, so a batch is not the
-    mean of its lists. The weight of a positive pair in [t_p, t_{p+1}] is h-_p / (D |S+|), that of a negative one
-    h+_{p+1} / (D |S-|) (Wang et al. 2019, supplement, where the nodes r D - 1 count from r = 1 and are one off). A
-    score at a node belongs to the interval above it.
+    **The histograms are of the whole batch**, all lists together, so a batch is not the mean of its lists. The weight
+    of a positive pair in [t_p, t_{p+1}] is h-_p / (D |S+|), that of a negative one h+_{p+1} / (D |S-|) (Wang et al.
+    2019, supplement, where the nodes r D - 1 count from r = 1 and are one off). A score at a node belongs to the
+    interval above it. It takes two scatters, whatever the number of bins.
 
-    Two scatters, whatever the number of bins.
+    What all losses share, such as `where`: see `sodeep.losses`.
 
     Args:
-        scores: (..., N), floating point, higher = closer; cosine similarities for the default range.
-        relevant: (..., N), boolean.
+        scores: (..., N); cosine similarities for the default range.
         num_bins: number of intervals, so there is one node more.
         low: the first node.
         high: the last node. A score outside is at the end of the range, with zero gradient.
-        where: (..., N), boolean, True = a real item.
         reduction: "mean" alone: a statistic of the whole batch has no value for each list.
-        return_stats: also return how many lists there were and how many counted (`ListStats`).
 
     Returns:
-        A scalar in [0, 1]; 0.5 or so where the scores say nothing. It needs one positive and one negative pair in
-        the batch, in whichever lists; then every list counts.
+        A scalar in [0, 1]; 0.5 or so where the scores say nothing. It needs one positive and one negative pair in the
+        batch, in whichever lists; then every list counts.
 
-    Raises:
-        TypeError: `scores` are not floating point, or `where` is not boolean.
-        ValueError: shapes differ, a real score is not finite, `relevant` has values other than 0 and 1, `num_bins`
-            is not a whole number of at least 1, or `low` and `high` are not finite numbers with low < high.
+    References:
+        Ustinova, Lempitsky. Learning Deep Embeddings with Histogram Loss. NeurIPS 2016.
 
     Example:
         >>> scores = torch.tensor([[0.8, 0.4, 0.2]])
@@ -820,146 +920,7 @@ def histogram_loss(
     return reduce_defined(loss.expand(len(s)), defined.expand(len(s)), scores, reduction, return_stats, needs=needs)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The Module forms
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-class ContrastiveLoss(Loss):
-    """Module form of `contrastive_loss`.
-
-    Example:
-        >>> ContrastiveLoss()
-        ContrastiveLoss(pos_margin=0.9, neg_margin=0.6)
-    """
-
-    function = staticmethod(contrastive_loss)
-
-    def __init__(self, pos_margin: float = 0.9, neg_margin: float = 0.6, *, reduction: str = "mean") -> None:
-        super().__init__(pos_margin=pos_margin, neg_margin=neg_margin, reduction=reduction)
-
-
-class TripletLoss(Loss):
-    """Module form of `triplet_loss`.
-
-    Example:
-        >>> TripletLoss(mining="hard")
-        TripletLoss(margin=0.2, mining='hard')
-    """
-
-    function = staticmethod(triplet_loss)
-
-    def __init__(self, margin: float = 0.2, mining: str = "all", *, reduction: str = "mean") -> None:
-        super().__init__(margin=margin, mining=mining, reduction=reduction)
-
-
-class NTXentLoss(Loss):
-    """Module form of `nt_xent_loss`.
-
-    Example:
-        >>> NTXentLoss()
-        NTXentLoss(temperature=0.07)
-    """
-
-    function = staticmethod(nt_xent_loss)
-
-    def __init__(self, temperature: float = 0.07, *, reduction: str = "mean") -> None:
-        super().__init__(temperature=temperature, reduction=reduction)
-
-
-class NPairsLoss(Loss):
-    """Module form of `n_pairs_loss`.
-
-    Example:
-        >>> NPairsLoss()(torch.tensor([[5.0, 1.0, 1.0]]), torch.tensor([[True, False, False]]))
-        tensor(0.0360)
-    """
-
-    function = staticmethod(n_pairs_loss)
-
-    def __init__(self, *, reduction: str = "mean") -> None:
-        super().__init__(reduction=reduction)
-
-
-class NCALoss(Loss):
-    """Module form of `nca_loss`.
-
-    Example:
-        >>> NCALoss()
-        NCALoss(temperature=1.0)
-    """
-
-    function = staticmethod(nca_loss)
-
-    def __init__(self, temperature: float = 1.0, *, reduction: str = "mean") -> None:
-        super().__init__(temperature=temperature, reduction=reduction)
-
-
-class LiftedStructureLoss(Loss):
-    """Module form of `lifted_structure_loss`.
-
-    Example:
-        >>> LiftedStructureLoss()
-        LiftedStructureLoss(margin=1.0)
-    """
-
-    function = staticmethod(lifted_structure_loss)
-
-    def __init__(self, margin: float = 1.0, *, reduction: str = "mean") -> None:
-        super().__init__(margin=margin, reduction=reduction)
-
-
-class BinomialDevianceLoss(Loss):
-    """Module form of `binomial_deviance_loss`.
-
-    Example:
-        >>> BinomialDevianceLoss()
-        BinomialDevianceLoss(alpha=2.0, beta=50.0, base=0.5)
-    """
-
-    function = staticmethod(binomial_deviance_loss)
-
-    def __init__(self, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, *, reduction: str = "mean") -> None:
-        super().__init__(alpha=alpha, beta=beta, base=base, reduction=reduction)
-
-
-class BinLiftedLoss(Loss):
-    """Module form of `bin_lifted_loss`.
-
-    Example:
-        >>> BinLiftedLoss()
-        BinLiftedLoss(alpha=2.0, beta=50.0, base=0.5)
-    """
-
-    function = staticmethod(bin_lifted_loss)
-
-    def __init__(self, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, *, reduction: str = "mean") -> None:
-        super().__init__(alpha=alpha, beta=beta, base=base, reduction=reduction)
-
-
-class MultiSimilarityLoss(Loss):
-    """Module form of `multi_similarity_loss`.
-
-    Example:
-        >>> MultiSimilarityLoss(epsilon=None)
-        MultiSimilarityLoss(alpha=2.0, beta=50.0, base=0.5, epsilon=None)
-    """
-
-    function = staticmethod(multi_similarity_loss)
-
-    def __init__(
-        self,
-        alpha: float = 2.0,
-        beta: float = 50.0,
-        base: float = 0.5,
-        epsilon: float | None = 0.1,
-        *,
-        reduction: str = "mean",
-    ) -> None:
-        super().__init__(alpha=alpha, beta=beta, base=base, epsilon=epsilon, reduction=reduction)
-
-
-class HistogramLoss(Loss):
+class HistogramLoss(Loss[ListStats]):
     """Module form of `histogram_loss`.
 
     Example:

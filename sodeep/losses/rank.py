@@ -3,12 +3,9 @@
 Each takes ``rank_fn``, any callable from scores (..., n) to ranks (..., n), 1 = highest: a trained sorter,
 `laplace_rank`, or your own. Where a loss says "rank of i", that is what it calls; the ranks of targets are exact.
 Ranks are divided by the number of items, as in SoDeep (Engilberge et al., CVPR 2019), so that losses of lists of
-different lengths are alike. The result is the mean over the lists that are defined; with ``reduction="none"`` it is one
-value a list, NaN where it is not, so that ``nanmean()`` of the values is the mean.
+different lengths are alike. What all losses share is in `sodeep.losses`.
 
-As modules, `SpearmanLoss(rank_fn)` and the others hold a sorter as the submodule ``rank_fn``, so ``.to(device)`` moves
-it, and freeze it: an optimiser that is handed the loss finds nothing to train.
-
+Example:
     >>> import torch
     >>> from sodeep.losses.rank import SpearmanLoss
     >>> from sodeep.ranks import laplace_rank
@@ -22,7 +19,7 @@ it, and freeze it: an optimiser that is handed the loss finds nothing to train.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,17 +27,12 @@ from torch import Tensor
 from sodeep._checks import (
     check_at_least,
     check_choice,
-    check_device,
-    check_finite,
     check_number,
-    check_same_shape,
-    check_scores,
-    check_where,
 )
-from sodeep._lists import warn_of_outputs
+from sodeep._lists import check_target, masked_mean, prepare, warn_of_outputs
 from sodeep._precision import working_dtype
-from sodeep._sort import order_of_whole
-from sodeep.losses._common import Loss, loss_function, mean_where, prepare, reduce_defined
+from sodeep._sort import ordered_floats
+from sodeep.losses._common import ListStats, Loss, loss_function, reduce_defined
 from sodeep.ranks import RankFunction, apply_rank_fn, check_rank_fn, exact_rank
 
 
@@ -72,38 +64,40 @@ def spearman_loss(
     value_loss: str = "l1",
     reduction: str = "mean",
     return_stats: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, SpearmanStats]:
     """Mean squared difference between the ranks of the scores and those of the targets.
 
-    loss = mean over lists of 1/n * sum over i of ((rank_fn(scores)_i - exact_rank(target)_i) / n)^2  [+ value term]
+    For a list of n items::
 
-    (Engilberge et al., CVPR 2019, who sum the squares). With exact ranks and no ties this is
-    (1 - rho) (n^2 - 1) / (6 n^2), rho being Spearman's correlation. Equal targets have equal (average) ranks.
+        1/n sum_i ((rank_fn(scores)_i - exact_rank(target)_i) / n)^2   [+ value term]
+
+    (the paper sums the squares). With exact ranks and no ties this is (1 - rho) (n^2 - 1) / (6 n^2), rho being
+    Spearman's correlation. Equal targets have equal (average) ranks.
 
     A rank does not know the scale of a score. Where predictions should also be near the targets, or for the first
     epochs, add a value term: ``value_weight * mean |scores - target|`` ("l1") or the mean of the squares ("mse").
 
+    What all losses share, such as `where`: see `sodeep.losses`.
+
     Args:
-        scores: (..., n) predictions, floating point; several lists at once are independent of one another. The last
-            axis is the list: of a model with k outputs, (n, k), pass ``scores.T`` and ``target.T``.
+        scores: (..., n) predictions. The last axis is the list: of a model with k outputs, (n, k), pass ``scores.T``
+            and ``target.T``.
         target: same shape, floating point or whole numbers; only their order counts, except in the value term.
-        rank_fn: scores (..., n) -> ranks (..., n), 1 = highest.
-        where: (..., n), boolean, True = a real item. n is then the number of real items of each list.
+        rank_fn: scores (..., n) -> ranks (..., n), 1 = highest. Those of torchsort and fast-soft-sort count from the
+            lowest: ``lambda scores: torchsort.soft_rank(-scores)``.
         value_weight: weight of the value term.
         value_loss: "l1" or "mse".
-        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined. With a value
-            term a list without an order is defined by that term alone, and its rank term is 0.
+        reduction: "mean" or "none", as of all losses. With a value term a list without an order is defined by that term
+            alone, and its rank term is 0.
         return_stats: also return `SpearmanStats`: the parts, and how many lists were defined.
 
     Returns:
-        Scalar, at least 0. A list of fewer than two real items, or whose targets are all equal, has no order to learn
-        and is left out of the rank term (not of the value term); when every list is, that term is a zero that keeps the
-        graph, with an `UndefinedListWarning`. Constant predictions give a finite loss and gradient, as far as `rank_fn`
-        gives finite ones.
+        A scalar, at least 0. A list of fewer than two real items, or whose targets are all equal, has no order to learn
+        and is left out of the rank term (not of the value term). Constant predictions give a finite loss and gradient,
+        as far as `rank_fn` gives finite ones.
 
-    Raises:
-        TypeError: `scores` are not floating point, or `where` is not boolean.
-        ValueError: shapes differ, (n, 1) against (n,) included; a real item is NaN or infinite; an option is unknown.
+    References:
+        Engilberge, Chevallier, Pérez, Cord. SoDeep: A Sorting Deep Net to Learn Ranking Loss Surrogates. CVPR 2019.
 
     Example:
         >>> from sodeep.ranks import exact_rank
@@ -117,22 +111,39 @@ def spearman_loss(
     error = ((ranks.to(x.dtype) - exact_rank(order, where=real).to(x.dtype)) / n).square()
     low, high = order.masked_fill(~real, torch.inf).amin(-1), order.masked_fill(~real, -torch.inf).amax(-1)
     needs = "two items with different targets"
-    ranks_of, ordered = _mean_of_real(error, real), low < high
+    ranks_of, ordered = masked_mean(error, real), low < high
     gap = x - y.to(x.dtype)
-    values_of, valued = _mean_of_real(gap.abs() if value_loss == "l1" else gap.square(), real), real.any(-1)
-    value_term = mean_where(values_of, valued)
+    values_of, valued = masked_mean(gap.abs() if value_loss == "l1" else gap.square(), real), real.any(-1)
+    value_term = masked_mean(values_of, valued)
     # alpha, not a product: in torch.func.jacfwd the number would make float64 of float32
     if reduction == "mean":
         rank_term = reduce_defined(ranks_of, ordered, x, needs=needs, other="target")
         loss = rank_term.add(value_term, alpha=value_weight) if value_weight else rank_term
     else:
-        rank_term = mean_where(ranks_of, ordered)
+        rank_term = masked_mean(ranks_of, ordered)
         if value_weight:  # a list without an order has a value term still
             ranks_of, ordered = ranks_of.masked_fill(~ordered, 0).add(values_of, alpha=value_weight), valued
         loss = reduce_defined(ranks_of, ordered, scores, reduction, needs=needs, other="target")
     if not return_stats:
         return loss
     return loss, SpearmanStats(len(x), (low < high).sum(), rank_term.detach(), value_term.detach())
+
+
+class SpearmanLoss(Loss[SpearmanStats]):
+    """Module form of `spearman_loss`.
+
+    Example:
+        >>> from sodeep.ranks import laplace_rank
+        >>> SpearmanLoss(laplace_rank, value_weight=0.1)
+        SpearmanLoss(rank_fn=laplace_rank, value_weight=0.1, value_loss='l1')
+    """
+
+    function = staticmethod(spearman_loss)
+
+    def __init__(
+        self, rank_fn: RankFunction, *, value_weight: float = 0.0, value_loss: str = "l1", reduction: str = "mean"
+    ) -> None:
+        super().__init__(rank_fn=rank_fn, value_weight=value_weight, value_loss=value_loss, reduction=reduction)
 
 
 @loss_function(rank_fn=check_rank_fn, form=partial(check_choice, choices=("ap", "rank_sum")))
@@ -145,15 +156,18 @@ def map_loss(
     form: str = "ap",
     reduction: str = "mean",
     return_stats: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, ListStats]:
     """Mean average precision, from the ranks of the relevant items.
 
-    form="ap": loss = 1 - AP, with AP = mean over the relevant i of (rank of i among the relevant) / (rank of i among
-    all), `rank_fn` giving both. With exact ranks and no ties this is exact average precision.
+    For a list, with ``form="ap"`` or ``form="rank_sum"``::
 
-    form="rank_sum": loss = mean over the relevant i of (rank of i) / n: what SoDeep calls its mAP loss (Engilberge et
-    al., CVPR 2019), the sum <f(y), y*> of the relevant items' ranks. The paper's value is the sum, over the lists, of
-    this times the number of relevant items. It is a bound in spirit only: the last item matters as much as the first.
+        1 - mean over the relevant i of  (rank of i among the relevant) / (rank of i among all)
+        mean over the relevant i of  (rank of i among all) / n
+
+    In the first `rank_fn` gives both ranks; with exact ranks and no ties it is one minus exact average precision. The
+    second is what SoDeep calls its mAP loss, the sum <f(y), y*> of the relevant items' ranks: the paper's value is the
+    sum, over the lists, of this times the number of relevant items. It is a bound in spirit only: the last item matters
+    as much as the first.
 
     For multi-label classification, as in the paper, a list is a class: pass ``scores.T`` and ``labels.T`` of scores and
     labels (images, classes).
@@ -161,23 +175,18 @@ def map_loss(
     A rank function for lists of one length (one with a `seq_len`, such as the lstm sorter) cannot rank the relevant
     items alone. Their exact ranks then stand in the numerator, as constants: the gradient is that of the denominator.
 
+    What all losses share, such as `where`: see `sodeep.losses`.
+
     Args:
-        scores: (..., N), floating point, higher = better; the last axis is the list.
-        relevant: (..., N), boolean.
         rank_fn: scores (..., n) -> ranks (..., n), 1 = highest.
-        where: (..., N), boolean, True = a real item.
         form: "ap" or "rank_sum".
-        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined.
-        return_stats: also return `ListStats`, how many lists there were and how many were defined.
 
     Returns:
-        Scalar, the mean over the lists that have a relevant item: in [0, 1) and (0, 1] with exact ranks; a soft or
-        learned rank function can leave that range by its error. When no list has one: a zero that keeps the graph, with
-        an `UndefinedListWarning`.
+        A scalar, in [0, 1) and (0, 1] with exact ranks; a soft or learned rank function can leave that range by its
+        error.
 
-    Raises:
-        TypeError: `scores` are not floating point, or `where` is not boolean.
-        ValueError: shapes differ, a real item is NaN or infinite, `relevant` holds more than 0 and 1, unknown form.
+    References:
+        Engilberge, Chevallier, Pérez, Cord. SoDeep: A Sorting Deep Net to Learn Ranking Loss Surrogates. CVPR 2019.
 
     Example:
         >>> from sodeep.ranks import exact_rank
@@ -196,7 +205,22 @@ def map_loss(
         friends = exact_rank(x, positive) if _has_one_length(rank_fn) else apply_rank_fn(rank_fn, x, where=positive)
         # the ranks of masked items are 0, and 0 / 0 must not reach the gradient
         terms = 1 - friends / ranks.masked_fill(~positive, 1)
-    return reduce_defined(_mean_of_real(terms, positive), positive.any(-1), scores, reduction, return_stats)
+    return reduce_defined(masked_mean(terms, positive), positive.any(-1), scores, reduction, return_stats)
+
+
+class MAPLoss(Loss[ListStats]):
+    """Module form of `map_loss`.
+
+    Example:
+        >>> from sodeep.ranks import laplace_rank
+        >>> images, labels = torch.tensor([[0.9, 0.1], [0.2, 0.3], [0.4, 0.7]]), torch.tensor([[1, 0], [0, 1], [0, 1]])
+        >>> loss = MAPLoss(laplace_rank)(images.T, labels.T)  # one list per class
+    """
+
+    function = staticmethod(map_loss)
+
+    def __init__(self, rank_fn: RankFunction, *, form: str = "ap", reduction: str = "mean") -> None:
+        super().__init__(rank_fn=rank_fn, form=form, reduction=reduction)
 
 
 @loss_function(rank_fn=check_rank_fn, margin=partial(check_number, low=0), hardest=partial(check_at_least, low=1))
@@ -210,33 +234,30 @@ def recall_loss(
     where: Tensor | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, ListStats]:
     """Hinge between the ranks of the relevant items and those of the hardest others (SoDeep's recall loss).
 
-    loss = mean over relevant p of max over other c of max(0, margin + r_p - r_c), r = rank_fn(scores) / n
+    For a list, with r = rank_fn(scores) / n::
 
-    (Engilberge et al., CVPR 2019, with one relevant item per list). The hardest others are those of the best rank; with
-    `hardest` above 1 the mean over so many of them is taken.
+        mean over relevant p of  max over other c of  max(0, margin + r_p - r_c)
+
+    (in the paper, with one relevant item a list). The hardest others are those of the best rank; with `hardest` above 1
+    the mean over so many of them is taken.
+
+    What all losses share, such as `where`: see `sodeep.losses`.
 
     Args:
-        scores: (..., N), floating point, higher = better; the last axis is the list.
-        relevant: (..., N), boolean.
         rank_fn: scores (..., n) -> ranks (..., n), 1 = highest.
-        margin: by how much of the list a relevant item should be ahead, as a share of its length. The released code
-            takes the same argument and never reads it: it computes margin = 1/n, which any correct order satisfies.
-        hardest: how many others per list.
-        where: (..., N), boolean, True = a real item.
-        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined.
-        return_stats: also return `ListStats`, how many lists there were and how many were defined.
+        margin: by how much of the list a relevant item should be ahead, as a fraction of its length, at least 0. The
+            released code takes the same argument and never reads it: it computes margin = 1/n, which any correct order
+            satisfies.
+        hardest: how many others per list, at least 1.
 
     Returns:
-        Scalar in [0, 1 + margin): the mean over the lists with a relevant item and another. When there is none: a zero
-        that keeps the graph, with an `UndefinedListWarning`.
+        A scalar in [0, 1 + margin): the mean over the lists with a relevant item and another.
 
-    Raises:
-        TypeError: `scores` are not floating point, or `where` is not boolean.
-        ValueError: shapes differ, a real item is NaN or infinite, `relevant` holds more than 0 and 1, `margin` is
-            negative, `hardest` is below 1.
+    References:
+        Engilberge, Chevallier, Pérez, Cord. SoDeep: A Sorting Deep Net to Learn Ranking Loss Surrogates. CVPR 2019.
 
     Example:
         >>> from sodeep.ranks import exact_rank
@@ -258,56 +279,16 @@ def recall_loss(
     per_item = hinge.sum(-1) / exists.sum(-1, keepdim=True).clamp(min=1)
     needs = "a relevant item and another"
     defined = positive.any(-1) & negative.any(-1)
-    return reduce_defined(_mean_of_real(per_item, positive), defined, scores, reduction, return_stats, needs)
+    return reduce_defined(masked_mean(per_item, positive), defined, scores, reduction, return_stats, needs)
 
 
-class SpearmanLoss(Loss):
-    """`spearman_loss` as a module: ``SpearmanLoss(rank_fn)(scores, target, where=None)``.
-
-    Args:
-        rank_fn: scores (..., n) -> ranks (..., n), 1 = highest. A module becomes a submodule and is frozen. Those of
-            torchsort and fast-soft-sort count from the lowest: ``lambda scores: torchsort.soft_rank(-scores)``.
-        value_weight, value_loss, reduction: as of `spearman_loss`.
+class RecallLoss(Loss[ListStats]):
+    """Module form of `recall_loss`.
 
     Example:
         >>> from sodeep.ranks import laplace_rank
-        >>> SpearmanLoss(laplace_rank, value_weight=0.1)
-        SpearmanLoss(rank_fn=laplace_rank, value_weight=0.1, value_loss='l1')
-    """
-
-    function = staticmethod(spearman_loss)
-
-    def __init__(
-        self, rank_fn: RankFunction, *, value_weight: float = 0.0, value_loss: str = "l1", reduction: str = "mean"
-    ) -> None:
-        super().__init__(rank_fn=rank_fn, value_weight=value_weight, value_loss=value_loss, reduction=reduction)
-
-
-class MAPLoss(Loss):
-    """`map_loss` as a module: ``MAPLoss(rank_fn)(scores, relevant, where=None)``.
-
-    Args:
-        rank_fn: scores (..., n) -> ranks (..., n). A module becomes a submodule and is frozen.
-        form, reduction: as of `map_loss`.
-
-    Example:
-        >>> from sodeep.ranks import laplace_rank
-        >>> images, labels = torch.tensor([[0.9, 0.1], [0.2, 0.3], [0.4, 0.7]]), torch.tensor([[1, 0], [0, 1], [0, 1]])
-        >>> loss = MAPLoss(laplace_rank)(images.T, labels.T)  # one list per class
-    """
-
-    function = staticmethod(map_loss)
-
-    def __init__(self, rank_fn: RankFunction, *, form: str = "ap", reduction: str = "mean") -> None:
-        super().__init__(rank_fn=rank_fn, form=form, reduction=reduction)
-
-
-class RecallLoss(Loss):
-    """`recall_loss` as a module: ``RecallLoss(rank_fn)(scores, relevant, where=None)``.
-
-    Args:
-        rank_fn: scores (..., n) -> ranks (..., n). A module becomes a submodule and is frozen.
-        margin, hardest, reduction: as of `recall_loss`.
+        >>> RecallLoss(laplace_rank)
+        RecallLoss(rank_fn=laplace_rank, margin=0.2, hardest=1)
     """
 
     function = staticmethod(recall_loss)
@@ -320,27 +301,14 @@ class RecallLoss(Loss):
 
 def _prepare_regression(scores: Tensor, target: Tensor, where: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Checked scores, targets, floats in the order of the targets, and mask, as (Q, n); masked items hold 0."""
-    check_scores(scores)
-    whole = isinstance(target, Tensor) and not target.is_floating_point() and not target.is_complex()
-    values = target.double() if whole else target
-    check_scores(values, "target")
-    check_same_shape(target, scores, "target", "scores")
-    check_device(target, scores, "target", "scores")
-    where = check_where(where, scores)
-    check_finite(scores, where)
-    check_finite(values, where, "target")
+    values, where = check_target(scores, target, where)
     x, y = scores.to(working_dtype(scores)), values.to(working_dtype(values))
-    order = order_of_whole(target).double() if whole else y
+    order = y if target.is_floating_point() else ordered_floats(target)
     if where is not None:
         x, y, order = (z.masked_fill(~where, 0) for z in (x, y, order))
     real = torch.ones_like(scores, dtype=torch.bool) if where is None else where
     n = scores.shape[-1]
     return x.reshape(-1, n), y.reshape(-1, n), order.reshape(-1, n), real.reshape(-1, n)
-
-
-def _mean_of_real(values: Tensor, real: Tensor) -> Tensor:
-    """Mean of `values` (Q, n) over the `real` items of each list; 0 for a list without one."""
-    return values.masked_fill(~real, 0).sum(-1) / real.sum(-1).clamp(min=1)
 
 
 def _has_one_length(rank_fn: object) -> bool:

@@ -1,9 +1,6 @@
 """Retrieval losses: how well each query ranks its relevant items, from scores and relevance alone.
 
-Every loss takes `scores` (..., N), higher = better, and a boolean `relevant` of the same shape: one list a query, the
-query itself not among its items (`sodeep.pairwise_scores` leaves it out). The leading axes are batch, and the result is
-the mean over the queries that have a relevant item; with ``reduction="none"`` one value a query, NaN for the others, so
-that ``nanmean()`` of the values is the mean.
+A list is a query and is defined when it has a relevant item; what all losses share is in `sodeep.losses`.
 
 Two ways to make a rank differentiable are here, and neither builds a Q x N x N tensor.
 
@@ -14,12 +11,6 @@ time, and takes the gradient in closed form as it goes: no graph is stored, and 
 Quantised (`quantized_ap_loss`, `fast_ap_loss`): a histogram of similarities, softened. A similarity falls into two
 neighbouring bins, so that a histogram takes two scatter-adds, whatever the number of bins. The gradient is in closed
 form here as well.
-
-    >>> scores = torch.tensor([[0.9, 0.2, 0.4], [0.3, 0.8, 0.1]])
-    >>> relevant = torch.tensor([[False, True, False], [False, False, False]])
-    >>> loss, stats = smooth_ap_loss(scores, relevant, return_stats=True)
-    >>> print(f"{loss:.4f} over {stats.defined} of {stats.total} queries")
-    0.6667 over 1 of 2 queries
 """
 
 from __future__ import annotations
@@ -43,7 +34,8 @@ from sodeep._checks import (
     is_whole,
     traces_no_gradient,
 )
-from sodeep.losses._common import Lists, Loss, check_range, loss_function, optional, prepare, reduce_defined
+from sodeep._lists import Lists, masked_mean, prepare
+from sodeep.losses._common import ListStats, Loss, check_range, loss_function, optional, reduce_defined
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The walk over (query, relevant item) pairs
@@ -307,33 +299,27 @@ def smooth_ap_loss(
     where: Tensor | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
-) -> Any:
-    r"""One minus Smooth-AP: average precision with every "j above i" softened to a sigmoid.
+) -> Tensor | tuple[Tensor, ListStats]:
+    """One minus Smooth-AP: average precision with every "j above i" softened to a sigmoid.
 
-    Definition, for a query with relevant items P and other items N, D_ij = s_j - s_i and G(x) = sigmoid(x / tau):
+    For a query with relevant items P and other items N, D_ij = s_j - s_i and G(x) = sigmoid(x / tau)::
 
         rank+(i) = 1 + sum_{j in P, j != i} G(D_ij)
         AP       = mean over i in P of  rank+(i) / (rank+(i) + sum_{j in N} G(D_ij))
 
     Tied items count one half for each other. As tau falls to 0 the loss becomes 1 - AP, and the gradient vanishes.
 
+    What all losses share, such as `where`: see `sodeep.losses`.
+
     Args:
-        scores: (..., N) similarities, higher = better, the query itself left out.
-        relevant: (..., N) boolean.
         tau: temperature, in the units of the scores; the paper's value is for cosine similarities.
         include_self: count every query as one more relevant item of similarity 1 to itself, as the released code does.
             A loss so computed cannot exceed about 1 - 1 / (1 + number of relevant items), whatever the scores.
-        where: (..., N) boolean, True = a real item; others are as if deleted.
-        reduction: "mean" over the defined queries, or "none": a value for each, (...), NaN where undefined.
-        return_stats: also return how many queries there were and how many had a relevant item (`ListStats`).
 
     Returns:
-        Scalar in [0, 1), up to rounding: the mean over the queries with a relevant item. A query whose items are all
-        relevant has loss 0. With no such query, a zero with zero gradient and an `UndefinedListWarning`.
+        A scalar in [0, 1), up to rounding. A query whose items are all relevant has loss 0.
 
     Raises:
-        TypeError, ValueError: for scores, relevance or a mask of a wrong dtype, shape or device, scores that are not
-            finite, or a `tau` that is not positive.
         NotImplementedError: when a second derivative is taken.
 
     References:
@@ -355,8 +341,13 @@ def smooth_ap_loss(
     return reduce_defined(1 - ap, lists.positive.sum(1) > 0, scores, reduction, return_stats)
 
 
-class SmoothAPLoss(Loss):
-    """`smooth_ap_loss` as a Module."""
+class SmoothAPLoss(Loss[ListStats]):
+    """Module form of `smooth_ap_loss`.
+
+    Example:
+        >>> SmoothAPLoss(tau=0.1)
+        SmoothAPLoss(tau=0.1, include_self=False)
+    """
 
     function = staticmethod(smooth_ap_loss)
 
@@ -382,11 +373,11 @@ def quantized_ap_loss(
     where: Tensor | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
-) -> Any:
-    r"""One minus quantised AP (AP_Q): average precision of a softened histogram of the scores.
+) -> Tensor | tuple[Tensor, ListStats]:
+    """One minus quantised AP (AP_Q): average precision of a softened histogram of the scores.
 
-    Definition, for M bins with centres evenly from `high` down to `low`, gap = (high - low) / (M - 1), and the
-    triangular kernel delta_m(s) = max(0, 1 - |s - centre_m| / gap):
+    For M bins with centres evenly from `high` down to `low`, gap = (high - low) / (M - 1), and the triangular kernel
+    delta_m(s) = max(0, 1 - |s - centre_m| / gap)::
 
         h_m, h+_m  = sum of delta_m(s_j) over all items, over the relevant ones
         AP_Q       = sum over m of  (h+_1 + ... + h+_m) / (h_1 + ... + h_m)  *  h+_m / number of relevant items
@@ -395,25 +386,19 @@ def quantized_ap_loss(
     Equal scores count as at or above one another: AP_Q of scores at distinct centres is their exact AP, and an
     irrelevant item that shares a relevant one's bin costs as if it were before it.
 
+    What all losses share, such as `where`: see `sodeep.losses`.
+
     Args:
-        scores: (..., N) similarities, higher = better, the query itself left out.
-        relevant: (..., N) boolean.
         num_bins: M, at least 2. Time and memory hardly depend on it.
         low: centre of the last bin. The released code has [0, 1] and 25 bins, where a negative similarity gets no
             gradient; [-1, 1] and 20 bins are the paper's.
         high: centre of the first bin.
         include_self: count every query as one more relevant item of similarity 1 to itself, as the paper does.
-        where: (..., N) boolean, True = a real item; others are as if deleted.
-        reduction: "mean" over the defined queries, or "none": a value for each, (...), NaN where undefined.
-        return_stats: also return how many queries there were and how many had a relevant item (`ListStats`).
 
     Returns:
-        Scalar in [0, 1), up to rounding: the mean over the queries with a relevant item. A query whose items are all
-        relevant has loss 0. With no such query, a zero with zero gradient and an `UndefinedListWarning`.
+        A scalar in [0, 1), up to rounding. A query whose items are all relevant has loss 0.
 
     Raises:
-        TypeError, ValueError: for scores, relevance or a mask of a wrong dtype, shape or device, scores that are not
-            finite, fewer than 2 bins, or `low` not below `high`.
         NotImplementedError: when a second derivative is taken.
 
     References:
@@ -432,8 +417,13 @@ def quantized_ap_loss(
     return reduce_defined(1 - ap, lists.positive.sum(1) > 0, scores, reduction, return_stats)
 
 
-class QuantizedAPLoss(Loss):
-    """`quantized_ap_loss` as a Module."""
+class QuantizedAPLoss(Loss[ListStats]):
+    """Module form of `quantized_ap_loss`.
+
+    Example:
+        >>> QuantizedAPLoss()
+        QuantizedAPLoss(num_bins=20, low=-1.0, high=1.0, include_self=False)
+    """
 
     function = staticmethod(quantized_ap_loss)
 
@@ -458,32 +448,27 @@ def fast_ap_loss(
     where: Tensor | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, ListStats]:
     r"""One minus FastAP: average precision from histograms of squared distance between unit vectors.
 
-    Definition, with z = 2 - 2 s in [0, 4] the squared distance of unit vectors of cosine similarity s, soft histograms
-    h, h+ of z on the L + 1 nodes 0, 4/L, ..., 4 (L = num_bins), and H, H+ their running sums:
+    With z = 2 - 2 s in [0, 4] the squared distance of unit vectors of cosine similarity s, soft histograms h, h+ of z
+    on the L + 1 nodes 0, 4/L, ..., 4 (L = num_bins), and H, H+ their running sums::
 
         FastAP = sum over l of  h+_l H+_l / H_l  /  number of relevant items
 
     z falls evenly as s rises, so this is `quantized_ap_loss` on [-1, 1] with num_bins + 1 bins: the two papers,
     published in the same year, arrived at one function. Both are here for their names and their defaults.
 
+    What all losses share, such as `where`: see `sodeep.losses`.
+
     Args:
-        scores: (..., N) cosine similarities, the query itself left out; beyond [-1, 1] there is no gradient.
-        relevant: (..., N) boolean.
+        scores: (..., N) cosine similarities; beyond [-1, 1] there is no gradient.
         num_bins: L, the number of intervals between nodes.
-        where: (..., N) boolean, True = a real item; others are as if deleted.
-        reduction: "mean" over the defined queries, or "none": a value for each, (...), NaN where undefined.
-        return_stats: also return how many queries there were and how many had a relevant item (`ListStats`).
 
     Returns:
-        Scalar in [0, 1), up to rounding: the mean over the queries with a relevant item; undefined queries as in
-        `quantized_ap_loss`.
+        A scalar in [0, 1), up to rounding.
 
     Raises:
-        TypeError, ValueError: for scores, relevance or a mask of a wrong dtype, shape or device, scores that are not
-            finite, or no bin.
         NotImplementedError: when a second derivative is taken.
 
     References:
@@ -499,8 +484,13 @@ def fast_ap_loss(
     )
 
 
-class FastAPLoss(Loss):
-    """`fast_ap_loss` as a Module."""
+class FastAPLoss(Loss[ListStats]):
+    """Module form of `fast_ap_loss`.
+
+    Example:
+        >>> FastAPLoss()
+        FastAPLoss(num_bins=10)
+    """
 
     function = staticmethod(fast_ap_loss)
 
@@ -533,10 +523,10 @@ def sup_ap_loss(
     where: Tensor | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
-) -> Any:
-    r"""ROADMAP: one minus SupAP, an upper bound of 1 - AP, plus a calibration of the scores.
+) -> Tensor | tuple[Tensor, ListStats]:
+    """ROADMAP: one minus SupAP, an upper bound of 1 - AP, plus a calibration of the scores.
 
-    Definition, for a query with relevant items P and other items N, and D_ij = s_j - s_i:
+    For a query with relevant items P and other items N, and D_ij = s_j - s_i::
 
         rank+(i) = 1 + sum_{j in P, j != i} [D_ij > 0]             the true count: no gradient among relevant items
         rank-(i) = sum_{j in N} B(D_ij)                            B bounds the step function from above:
@@ -549,32 +539,26 @@ def sup_ap_loss(
     An irrelevant item far above a relevant one keeps a gradient (slope rho), where that of Smooth-AP vanishes. B jumps
     from 1/2 to 1 at d = 0, as it must to lie above the step. Tied items count one half for each other.
 
+    What all losses share, such as `where`: see `sodeep.losses`.
+
     Args:
-        scores: (..., N) cosine similarities, higher = better, the query itself left out.
-        relevant: (..., N) boolean.
+        scores: (..., N); cosine similarities for the defaults.
         tau: temperature of the sigmoid.
         rho: slope of the straight part.
         delta: where the straight part begins.
         offset: height at which it begins. None: 1/2 + sigmoid(delta / tau), where the curved part ends, so that B is
             increasing. The released configurations have 1.44, which lets B drop by 0.05 at delta.
         calibration: weight of the calibration; 0 is SupAP alone. The released configurations have 1. The released code
-            averages over those pairs of the whole batch that violate a margin; here, as in the paper, over the
-            relevant and over the irrelevant items of the query.
+            averages over those pairs of the whole batch that violate a margin; here, as in the paper, over the relevant
+            and over the irrelevant items of the query.
         positive_margin: relevant items should score at least this.
         negative_margin: irrelevant items should score at most this.
         include_self: count every query as one more relevant item of similarity 1 to itself, as the released code does.
-        where: (..., N) boolean, True = a real item; others are as if deleted.
-        reduction: "mean" over the defined queries, or "none": a value for each, (...), NaN where undefined.
-        return_stats: also return how many queries there were and how many had a relevant item (`ListStats`).
 
     Returns:
-        Scalar, at least 0: the mean over the queries with a relevant item. With no such query, a zero with zero
-        gradient and an `UndefinedListWarning`.
+        A scalar, at least 0.
 
     Raises:
-        TypeError, ValueError: for scores, relevance or a mask of a wrong dtype, shape or device, scores that are not
-            finite, a `tau`, `rho` or `delta` that is not positive, a negative `calibration`, or another option that
-            is not a finite number.
         NotImplementedError: when a second derivative is taken.
 
     References:
@@ -593,14 +577,19 @@ def sup_ap_loss(
     loss = 1 - _per_query(_sup_ap, items, tau, rho, delta, offset)
     if calibration:
         loss = loss + calibration * (
-            _mean_where(lists.positive, (positive_margin - lists.scores).clamp(min=0))
-            + _mean_where(lists.negative, (lists.scores - negative_margin).clamp(min=0))
+            masked_mean((positive_margin - lists.scores).clamp(min=0), lists.positive)
+            + masked_mean((lists.scores - negative_margin).clamp(min=0), lists.negative)
         )
     return reduce_defined(loss, lists.positive.sum(1) > 0, scores, reduction, return_stats)
 
 
-class SupAPLoss(Loss):
-    """`sup_ap_loss` as a Module."""
+class SupAPLoss(Loss[ListStats]):
+    """Module form of `sup_ap_loss`.
+
+    Example:
+        >>> SupAPLoss(calibration=0.5)
+        SupAPLoss(tau=0.01, rho=100.0, delta=0.05, offset=None, calibration=0.5, ...
+    """
 
     function = staticmethod(sup_ap_loss)
 
@@ -630,11 +619,6 @@ class SupAPLoss(Loss):
         )
 
 
-def _mean_where(mask: Tensor, values: Tensor) -> Tensor:
-    """Mean of the marked values of each row (Q,); 0 where none is marked."""
-    return (values * mask).sum(1) / mask.sum(1).clamp(min=1)
-
-
 def _check_cuts(k: int | Iterable[int], name: str) -> int | tuple[int, ...]:
     """One cut-off, or several."""
     if is_whole(k):
@@ -656,34 +640,29 @@ def recall_at_k_loss(
     where: Tensor | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
-) -> Any:
-    r"""One minus a smooth recall@k, averaged over several k.
+) -> Tensor | tuple[Tensor, ListStats]:
+    """One minus a smooth recall@k, averaged over several k.
 
-    Definition, for a query with relevant items P among its items:
+    For a query with relevant items P among its items::
 
         r_i      = 1 + sum_{j != i} sigmoid((s_j - s_i) / tau_rank)
         recall@k = min(k, sum_{i in P} sigmoid((k - r_i) / tau_k)) / min(k, |P|)
 
     An item at rank k counts one half: with perfect scores the loss is not 0 but a constant that depends on k and |P|.
 
+    What all losses share, such as `where`: see `sodeep.losses`.
+
     Args:
-        scores: (..., N) similarities, higher = better, the query itself left out. (The released code leaves it among
-            the competitors, where it is always first: all its ranks are one too large.)
-        relevant: (..., N) boolean.
+        scores: (..., N), the query itself left out. (The released code leaves it among the competitors, where it is
+            always first: all its ranks are one too large.)
         k: one or several cut-offs, each at least 1; the mean over them is taken.
         tau_rank: temperature of the ranks, in the units of the scores.
         tau_k: temperature of the cut, in ranks.
-        where: (..., N) boolean, True = a real item; others are as if deleted.
-        reduction: "mean" over the defined queries, or "none": a value for each, (...), NaN where undefined.
-        return_stats: also return how many queries there were and how many had a relevant item (`ListStats`).
 
     Returns:
-        Scalar in [0, 1]: the mean over the queries with a relevant item. With no such query, a zero with zero gradient
-        and an `UndefinedListWarning`.
+        A scalar in [0, 1].
 
     Raises:
-        TypeError, ValueError: for scores, relevance or a mask of a wrong dtype, shape or device, scores that are not
-            finite, a temperature that is not positive, or a cut-off below 1.
         NotImplementedError: when a second derivative is taken.
 
     References:
@@ -700,8 +679,13 @@ def recall_at_k_loss(
     return reduce_defined(1 - recall, lists.positive.sum(1) > 0, scores, reduction, return_stats)
 
 
-class RecallAtKLoss(Loss):
-    """`recall_at_k_loss` as a Module."""
+class RecallAtKLoss(Loss[ListStats]):
+    """Module form of `recall_at_k_loss`.
+
+    Example:
+        >>> RecallAtKLoss(k=(1, 10))
+        RecallAtKLoss(k=(1, 10), tau_rank=0.01, tau_k=1.0)
+    """
 
     function = staticmethod(recall_at_k_loss)
 

@@ -1,21 +1,21 @@
 """Semantic retrieval loss: rank the items in the order of their meaning, not only the relevant ones first.
 
->>> similarity = torch.tensor([[0.9, 0.1, 0.5], [0.2, 0.3, 0.9]])
->>> meaning = torch.tensor([[0.7, 0.2, 0.6], [0.9, 0.3, 0.1]])
->>> print(f"{asp_loss(similarity, meaning):.4f}")  # the first list is in order, the second in reverse
-0.2222
+Example:
+    >>> similarity = torch.tensor([[0.9, 0.1, 0.5], [0.2, 0.3, 0.9]])
+    >>> meaning = torch.tensor([[0.7, 0.2, 0.6], [0.9, 0.3, 0.1]])
+    >>> print(f"{asp_loss(similarity, meaning):.4f}")  # the first list is in order, the second in reverse
+    0.2222
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from sodeep._checks import check_device, check_finite, check_positive, check_same_shape, check_scores, check_where
+from sodeep._checks import check_positive
+from sodeep._lists import check_target, masked_mean
 from sodeep._precision import working_dtype
-from sodeep.losses._common import Loss, loss_function, optional, reduce_defined
+from sodeep.losses._common import ListStats, Loss, loss_function, optional, reduce_defined
 from sodeep.ranks import RankFunction, apply_rank_fn, check_rank_fn, sigmoid_rank
 
 
@@ -30,43 +30,37 @@ def asp_loss(
     where: Tensor | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
-) -> Any:
-    r"""One minus average semantic precision (ASP), between ranks by score and ranks by meaning.
+) -> Tensor | tuple[Tensor, ListStats]:
+    """One minus average semantic precision (ASP), between ranks by score and ranks by meaning.
 
-    Definition, for the items i of a query, R(i, S) its rank by similarity and R(i, C) its rank by semantic score:
+    For the items i of a query, R(i, S) its rank by similarity and R(i, C) its rank by semantic score::
 
         ASP = mean over i of  min(R(i, C), R(i, S)) / max(R(i, C), R(i, S))
 
-    with, unless rank functions are given, soft ranks on both sides:
+    with, unless rank functions are given, soft ranks on both sides::
 
         R(i, x) = 1 + sum_{j != i} sigmoid((x_j - x_i) / tau)
 
     A ratio of ranks weighs errors at the top of the list most. Equal scores share a rank. An item whose two ranks are
     equal is at its maximum, a ratio of 1: its gradient is 0 there.
 
+    What all losses share, such as `where`: see `sodeep.losses`.
+
     Args:
-        scores: (..., N) similarities of a query's items, higher = better.
-        semantic: (..., N) semantic scores of the same items, higher = closer in meaning. A target: it gets no gradient.
+        semantic: (..., N) semantic scores of the items, floating point or whole numbers, higher = closer in meaning. A
+            target: it gets no gradient.
         tau: temperature of the soft ranks, in the units of the scores (and of the semantic scores); unused with a
             `rank_fn`. The released code has 0.001, which leaves only items within 0.01 of each other a gradient.
         rank_fn: (..., n) scores -> (..., n) ranks, in place of the sigmoid: any rank function.
         semantic_rank_fn: the same for the semantic scores, `exact_rank` say; None: as for `scores`.
-        where: (..., N) boolean, True = a real item; others are as if deleted.
-        reduction: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined.
-        return_stats: also return how many lists there were and how many had a real item (`ListStats`).
 
     Returns:
-        Scalar, in [0, 1) for ranks from 1 up: the mean over the lists with a real item. With no such list, a zero with
-        zero gradient and an `UndefinedListWarning`.
-
-    Raises:
-        TypeError, ValueError: for scores, semantic scores or a mask of a wrong dtype, shape or device, values that are
-            not finite, or a `tau` that is not positive.
+        A scalar, in [0, 1) for ranks from 1 up. A list is defined as soon as it has a real item.
 
     References:
         Li, Song, Gao, Zeng, Zhang, Li. A Differentiable Semantic Metric Approximation in Probabilistic Embedding for
-        Cross-Modal Retrieval (DAA). NeurIPS 2022. Its released code takes differences between a column and a row of
-        the score matrix, right for symmetric matrices only; here every list is compared with itself.
+        Cross-Modal Retrieval (DAA). NeurIPS 2022. Its released code takes differences between a column and a row of the
+        score matrix, right for symmetric matrices only; here every list is compared with itself.
 
     Example:
         >>> from sodeep.ranks import exact_rank
@@ -74,14 +68,7 @@ def asp_loss(
         >>> print(f"{asp_loss(scores, semantic, rank_fn=exact_rank):.4f}")  # ratios 1/4, 1/3, 1, 3/4
         0.4167
     """
-    check_scores(scores)
-    check_scores(semantic, "semantic")
-    check_same_shape(semantic, scores, "semantic", "scores")
-    check_device(semantic, scores, "semantic", "scores")
-    where = check_where(where, scores)
-    check_finite(scores, where)
-    check_finite(semantic, where, "semantic")
-
+    semantic, where = check_target(scores, semantic, where, "semantic")
     real = torch.ones_like(scores, dtype=torch.bool) if where is None else where
     # masked_fill, not a product: a masked NaN must reach neither the value nor the gradient
     scores = scores.to(working_dtype(scores)).masked_fill(~real, 0)
@@ -95,13 +82,17 @@ def asp_loss(
         target = rank(semantic, semantic_rank_fn or rank_fn).to(ranks.dtype)
 
     ratio = torch.minimum(ranks, target) / torch.maximum(ranks, target).masked_fill(~real, 1)
-    count = real.sum(-1)
-    asp = ratio.masked_fill(~real, 0).sum(-1) / count.clamp(min=1)
-    return reduce_defined(1 - asp, count > 0, scores, reduction, return_stats, needs="a real item")
+    loss, defined = 1 - masked_mean(ratio, real).flatten(), real.any(-1).flatten()
+    return reduce_defined(loss, defined, scores, reduction, return_stats, needs="a real item")
 
 
-class ASPLoss(Loss):
-    """`asp_loss` as a Module."""
+class ASPLoss(Loss[ListStats]):
+    """Module form of `asp_loss`.
+
+    Example:
+        >>> ASPLoss()
+        ASPLoss(tau=0.01, rank_fn=None, semantic_rank_fn=None)
+    """
 
     function = staticmethod(asp_loss)
 

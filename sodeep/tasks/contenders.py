@@ -128,7 +128,7 @@ LOSSES: dict[str, Contender] = {
     "recall-at-k": Contender(losses_.RecallAtKLoss, ("tau_rank", (0.01, 0.05))),
     "asp": Contender(losses_.ASPLoss, ("tau", (0.01, 0.05)), form="semantic"),
     # pairs
-    "contrastive": Contender(losses_.ContrastiveLoss, ("neg_margin", (0.3, 0.6))),
+    "contrastive": Contender(losses_.ContrastiveLoss, ("negative_margin", (0.3, 0.6))),
     "triplet": Contender(losses_.TripletLoss, ("margin", (0.1, 0.2))),
     "triplet-semihard": Contender(functools.partial(losses_.TripletLoss, mining="semihard"), ("margin", (0.1, 0.2))),
     "triplet-hard": Contender(functools.partial(losses_.TripletLoss, mining="hard"), ("margin", (0.1, 0.2))),

@@ -19,8 +19,8 @@ class PictureNet(nn.Module):
 
     In training, pictures are jittered: there are few of them.
 
-    Shape:
-        uint8 (B, C, H, W), 0 to 255, to (B, width).
+    Returns:
+        (B, width), of uint8 (B, C, H, W), 0 to 255.
     """
 
     def __init__(self, channels: int, size: int, width: int = 64) -> None:
@@ -60,8 +60,8 @@ class FeatureNet(nn.Module):
         hidden: units of the hidden layer; 0: none, a linear net.
         dropout: of the features and the hidden layer.
 
-    Shape:
-        floating point (B, d) to (B, width).
+    Returns:
+        (B, width), of floating point (B, d).
     """
 
     mean: Tensor
@@ -95,8 +95,8 @@ class TextNet(nn.Module):
         ngrams: (N, L) of the training split, as of `ngram_table`, for the weights log(N / texts that have it).
         width: of the result.
 
-    Shape:
-        (B, L) n-gram numbers, 0 = none, to (B, width).
+    Returns:
+        (B, width), of (B, L) n-gram numbers, 0 = none.
     """
 
     weight: Tensor
