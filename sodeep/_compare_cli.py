@@ -20,7 +20,8 @@ from sodeep._names import layouts
 from sodeep._options import UserPath
 
 if TYPE_CHECKING:
-    from sodeep.compare import Plan, Run
+    from sodeep._report_figures import ReportFigure
+    from sodeep.compare import Comparison, Plan, Run
 
 MOST_JOBS = 8
 """Processes by default: each reads the data and holds a copy of its own."""
@@ -179,7 +180,7 @@ def compare(
             on_start=None if quiet else progress.begin,
         )
         progress.close()
-        _report(runs, out, baseline, tensorboard)
+        _report(out, baseline, tensorboard)
     except comparing.ComparisonStopped as stop:
         progress.close()
         with contextlib.suppress(OSError):  # of a terminal that is gone
@@ -193,37 +194,38 @@ def compare(
         raise click.ClickException("No loss could be trained and tested.")
 
 
-def _report(runs: Sequence[Run], out: Path, baseline: str | None, tensorboard: bool) -> None:
+def _report(out: Path, baseline: str | None, tensorboard: bool) -> None:
     """Write what came out to the folder, and print the table."""
-    from sodeep.compare import sole_comparison, summarise, text_table
-    from sodeep.report import write_report
+    from sodeep.compare import read_comparison, sole_comparison
+    from sodeep.report import draw_figures, repeated_note, text_table, write_report
 
-    summary = summarise(runs, baseline)
+    comparison = read_comparison(out, baseline)
     try:  # files first: the output may be closed by now
         with sole_comparison(out):
-            written = write_report(out, baseline=baseline, command="sodeep " + shlex.join(sys.argv[1:]))
-            board = _write_board(out, baseline) if tensorboard else None
+            figures, notes = draw_figures(comparison)
+            command = "sodeep " + shlex.join(sys.argv[1:])
+            files = write_report(comparison, figures, notes, command=command)
+            board = _write_board(comparison, figures) if tensorboard else None
     finally:
-        _say(text_table(summary))
-    again = sum(bool((run.failure or {}).get("again")) for run in summary.failed)
+        _say(text_table(comparison.summary))
+    again = repeated_note(comparison.summary, "the same command")
     if again:
-        failed = f"{again} run{'s' * (again != 1)} failed for reasons outside the loss"
-        _say(f"\n{failed}: start the same command again to repeat what failed.")
-    _say(f"\nReport: {', '.join(str(file) for file in written.files.values())}")
+        _say(f"\n{again}")
+    _say(f"\nReport: {', '.join(str(file) for file in files.values())}")
     if board is not None:
         _say(f"TensorBoard: tensorboard --logdir {shlex.quote(str(board))}")
-    for note in written.notes:
+    for note in notes:
         _say(note)
 
 
-def _write_board(out: Path, baseline: str | None) -> Path:
+def _write_board(comparison: Comparison, figures: Sequence[ReportFigure]) -> Path:
     """Write the folder for TensorBoard anew, since it would show old and new as one, and so that it is always whole."""
     from sodeep.report import write_tensorboard
 
-    board = out / "tensorboard"
+    board = comparison.folder / "tensorboard"
     fresh = board.with_name(f".tensorboard.{secrets.token_hex(4)}.tmp")
     try:
-        write_tensorboard(out, fresh, baseline=baseline)
+        write_tensorboard(comparison, figures, fresh)
         shutil.rmtree(board, ignore_errors=True)
         fresh.replace(board)
     finally:
@@ -320,7 +322,9 @@ class _Progress:
             self._draw("")
 
     def _line(self, run: Run) -> str:
-        settings = ", ".join(f"{name}={value}" for name, value in run.settings.items())
+        from sodeep.compare import settings_text
+
+        settings = settings_text(run.settings)
         if run.status == "failed":
             failure = run.failure or {}
             return f"{run.loss}, seed {run.seed} ({settings}): failed at step {failure['step']}: {failure['reason']}"

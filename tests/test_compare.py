@@ -24,7 +24,8 @@ import sodeep
 from sodeep import _compare_cli
 from sodeep import compare as comparing
 from sodeep.cli import main
-from sodeep.compare import Run, compare, read_runs, summarise, text_table
+from sodeep.compare import Run, compare, read_runs, summarise
+from sodeep.report import text_table, write_report
 from sodeep.tasks import TASKS
 from sodeep.tasks.contenders import RANKS, Contender, contender
 
@@ -85,7 +86,7 @@ def test_a_run_says_what_it_took(finished):
 def test_a_training_of_one_step(tmp_path):
     runs = compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1, batch_size=10_000)
     assert [(run.status, run.steps, run.seconds_per_step) for run in runs] == [("ok", 1, None)] * 5
-    assert re.search(r"^mse +.* baseline +-$", text_table(summarise(runs)), re.MULTILINE)
+    assert re.search("^mse +.* baseline +\N{EN DASH}$", text_table(summarise(runs)), re.MULTILINE)
 
 
 def test_details_are_those_of_the_tested_model(finished):
@@ -289,8 +290,8 @@ def test_a_test_that_failed_is_listed_and_repeated(finished, tmp_path, monkeypat
     assert failed.failure == {"step": 12, "reason": reason, "values": {}, "again": True}
     table = text_table(summarise(runs))
     assert ": mean ± sd over the seeds, * = best mean\n" in table
-    assert re.search(r"^spearman:laplace  1 of 2  [-0-9.]+\*? ", table, re.MULTILINE)
-    assert table.endswith(f"\nspearman:laplace (lr={failed.settings['lr']}, seed 0) failed at step 12: {reason}")
+    assert re.search("^spearman:laplace  1 of 2  [\N{MINUS SIGN}0-9.]+\\*? ", table, re.MULTILINE)
+    assert table.endswith(f"\nspearman:laplace (lr {failed.settings['lr']}, seed 0) failed at step 12: {reason}")
     assert len(list((tmp_path / "weights").iterdir())) == 4
     done = trained(monkeypatch)
     again = compare("memorability", BOTH, out=tmp_path, **TINY)
@@ -768,7 +769,7 @@ def test_failures_are_marked_and_the_others_go_on(bad_losses, tmp_path):
     assert [run.loss for run in summary.failed] == [loss for loss in losses for _ in range(4)]
     table = text_table(summary)
     assert re.search(rf"^{losses[0]} +failed$", table, re.MULTILINE)
-    assert f"{losses[0]} (lr=0.000333, seed 0) failed at step 5: the loss is not finite (loss nan, lr " in table
+    assert f"{losses[0]} (lr 0.000333, seed 0) failed at step 5: the loss is not finite (loss nan, lr " in table
     again = compare("memorability", [*losses, "mse"], out=tmp_path / "out", seeds=1, epochs=1)
     assert plain(again) == plain(runs)
 
@@ -955,8 +956,23 @@ def test_text_table():
         "loss  Spearman ↑      MAE ↓           Spearman - mse           ms/step",
         "----------------------------------------------------------------------",
         "mse   0.550 ± 0.071   0.450 ± 0.071   baseline                 10.0",
-        "l1    0.700 ± 0.000*  0.300 ± 0.000*  +0.150 [-0.485, +0.785]  10.0",
+        "l1    0.700 ± 0.000*  0.300 ± 0.000*  +0.150 [\N{MINUS SIGN}0.485, +0.785]  10.0",
     ]
+
+
+def test_the_tables_have_the_same_digits(tmp_path):
+    """No negative zero, and one decimal for numbers far from 1."""
+    runs = made_up("mse", [0.5, 0.6, 0.7]) + made_up("l1", [0.4999, 0.5999, 0.6999])
+    runs += [
+        comparing.replace(run, loss="huber", metrics={"Spearman": 50 * run.metrics["Spearman"]}) for run in runs[:3]
+    ]
+    (tmp_path / "runs.jsonl").write_text("".join(run.to_json() + "\n" for run in runs))
+    comparison = comparing.read_comparison(tmp_path)
+    plain = text_table(comparison.summary)
+    page = write_report(comparison)["markdown"].read_text(encoding="utf-8")
+    for cell in ("+0.000 [+0.000, +0.000]", "30.0 ± 5.0", "+29.4 [+17.2, +41.6]"):
+        assert f"  {cell}" in plain
+        assert f"| {cell} |" in page.replace("*", "")
 
 
 def test_many_metrics_make_several_tables(tmp_path):
@@ -997,8 +1013,8 @@ def test_command(tmp_path):
     options = ["--loss", "l1", "--baseline", "mse", "--seeds", 2, "--epochs", 1, "--out", out]
     result = run("memorability", *options)
     assert result.exit_code == 0, result.output
-    assert len(re.findall(r"^(mse|l1), seed [01]: Spearman [-0-9.]+ \(lr=[0-9.]+\)$", result.stdout, re.MULTILINE)) == 4
-    assert re.search(r"^mse +[-0-9.]+ ± .* baseline ", result.stdout, re.MULTILINE)
+    assert len(re.findall(r"^(mse|l1), seed [01]: Spearman [-0-9.]+ \(lr [0-9.]+\)$", result.stdout, re.MULTILINE)) == 4
+    assert re.search("^mse +[\N{MINUS SIGN}0-9.]+ ± .* baseline ", result.stdout, re.MULTILINE)
     for name in ("report.md", "report.json", "report.html"):
         assert f"{out / name}" in result.stdout
         assert (out / name).stat().st_size > 0
@@ -1096,6 +1112,7 @@ def test_one_process_for_each_core_unless_said_otherwise(tmp_path, monkeypatch):
 
 
 def test_more_seeds_on_the_embedded_sets_unless_said_otherwise(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     asked = []
     monkeypatch.setattr(comparing, "compare", lambda *_, seeds, **__: asked.append(seeds) or [])
     for options in ([], ["--data", tmp_path], ["--seeds", 3]):
@@ -1200,7 +1217,7 @@ def test_the_line_on_a_terminal_is_cleared_and_the_cursor_left_alone(monkeypatch
     clock[0] = 1
     progress(made_up("mse", [0.5])[0], 1, 20)
     progress.close()
-    assert out[1:] == ["mse, seed 0: Spearman 0.500 (lr=0.1)"]
+    assert out[1:] == ["mse, seed 0: Spearman 0.500 (lr 0.1)"]
     clear = "\r\033[K"
     assert [text.partition(clear)[2] for text in err] == [
         "training, about 4 min to go",
@@ -1245,12 +1262,12 @@ def test_a_log_that_cannot_be_written_leaves_the_old_one(finished, tmp_path, mon
     out = copied(finished, tmp_path)
     (out / "tensorboard/old").mkdir(parents=True)
 
-    def full(folder, board, **_):
+    def full(comparison, figures, board):
         (board / "memorability").mkdir(parents=True)
         raise OSError(errno.ENOSPC, "No space left on device", str(board / "events"))
 
     monkeypatch.setattr("sodeep.report.write_tensorboard", full)
-    monkeypatch.setattr("sodeep.report._pictures", lambda *_: iter(()))
+    monkeypatch.setattr("sodeep.report.draw_figures", lambda _: ([], []))
     result = run("memorability", "--loss", "mse", "--seeds", 2, "--epochs", 1, "--out", out, "--tensorboard")
     assert result.exit_code == 1
     assert re.fullmatch(r"Error: No space left on device: \S+/events\n", result.stderr)

@@ -71,6 +71,7 @@ ORDER = [
     "tasks.toy",
     "tasks",
     "compare",
+    "_report_figures",
     "report",
     "_compare_cli",
     "cli",
