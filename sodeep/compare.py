@@ -193,12 +193,31 @@ def _parsed(line: bytes) -> Run | None:
 
 
 class _TrainingError(Exception):
-    """A training that cannot go on."""
+    """A training that cannot go on.
 
-    def __init__(self, step: int, reason: str, **values: float) -> None:
-        super().__init__(step, reason, values)
-        self.step = step
-        self.failure = {"step": step, "reason": reason, "values": values}
+    Attributes:
+        steps: how many were taken.
+        failure: as of `Run`.
+    """
+
+    def __init__(self, steps: int, failure: dict[str, Any]) -> None:
+        super().__init__(steps, failure)
+        self.steps = steps
+        self.failure = failure
+
+
+@contextlib.contextmanager
+def _in_step(step: int) -> Iterator[None]:
+    """Whatever is raised inside becomes a `_TrainingError` that says so of a step."""
+    try:
+        yield
+    except _TrainingError:
+        raise
+    except Exception as error:  # of a loss, whoever wrote it: it is marked, and the others go on
+        failure = {"step": step, "reason": f"{type(error).__name__}: {error}", "values": {}}
+        if _is_outside(error):
+            failure["again"] = True
+        raise _TrainingError(step - 1, failure) from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,25 +276,19 @@ def _train(job: _Job) -> Run:
     )
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(job.seed)
-        step = 0
         try:
-            training = _Training(task, contender(job.loss), job.settings, job.epochs, job.device)
-            for step in training:  # noqa: B007  # the step of a failure
-                pass
+            with _in_step(1):
+                training = _Training(task, contender(job.loss), job.settings, job.epochs, job.device)
+            training.run()
         except _TrainingError as stop:
-            return replace(run, status="failed", failure=stop.failure, steps=stop.step)
-        except Exception as error:  # of a loss, whoever wrote it: it is marked, and the others go on
-            failure = {"step": step + 1, "reason": f"{type(error).__name__}: {error}", "values": {}}
-            if _is_outside(error):
-                failure["again"] = True
-            return replace(run, status="failed", failure=failure, steps=step)
+            return replace(run, status="failed", failure=stop.failure, steps=stop.steps)
     state = {name: value.contiguous().cpu() for name, value in training.model.state_dict().items()}
     write_atomic(job.weights, safetensors.torch.save(state))
     return replace(
         run,
         metrics=training.found,
         curves=training.curves,
-        steps=step,
+        steps=training.steps,
         seconds_per_step=statistics.median(training.seconds) if training.seconds else None,
         peak_memory=training.peak_memory,
     )
@@ -288,7 +301,7 @@ def _is_outside(error: Exception) -> bool:
 
 
 class _Training:
-    """Iterating over it trains; every step is numbered from 1."""
+    """One training, of a given number of steps; they are numbered from 1."""
 
     def __init__(self, task: Task, loss: Contender, settings: Mapping[str, Any], epochs: int, device: str) -> None:
         self.task = task
@@ -312,40 +325,55 @@ class _Training:
         rise = max(1, self.steps // 20)
         return min((step + 1) / rise, (1 + math.cos(math.pi * step / self.steps)) / 2)
 
-    def __iter__(self) -> Iterator[int]:
-        marks = {round(self.steps * i / VALIDATIONS) for i in range(1, VALIDATIONS + 1)}
-        values: list[float] = []
+    def run(self) -> None:
+        """All steps, with the validations between them.
+
+        Raises:
+            _TrainingError: something is not finite, or an error was raised; it says in which step.
+        """
         batches = (batch for epoch in range(self.epochs) for batch in self.task.batches(epoch))
-        for step, batch in enumerate(batches, 1):
-            if step == min(3, self.steps):  # the first steps allocate what stays
-                with _peak_memory(self.weights[0].device) as peak:
-                    values.append(self._step(step, batch))
-                self.peak_memory = peak()
-            else:
-                start = time.perf_counter()
-                values.append(self._step(step, batch))
-                self.seconds.append(time.perf_counter() - start)
-            if step in marks:
-                self.found = self.task.evaluate(self.model, "val").metrics
-                self.curves.setdefault("loss/train", []).append((step, sum(values) / len(values)))
-                for name, value in self.found.items():
-                    self.curves.setdefault(f"val/{name}", []).append((step, value))
-                values = []
-            yield step
+        validated = {round(self.steps * i / VALIDATIONS) for i in range(1, VALIDATIONS + 1)}
+        values: list[float] = []
+        for step in range(1, self.steps + 1):
+            with _in_step(step):
+                values.append(self._measured_step(step, next(batches)))
+                if step in validated:
+                    self._validate(step, sum(values) / len(values))
+                    values = []
+
+    def _measured_step(self, step: int, batch: Any) -> float:
+        """A step, with its time; of one of the first, the peak of its memory, which would cost time."""
+        if step == min(3, self.steps):  # the first steps allocate what stays
+            with _peak_memory(self.weights[0].device) as peak:
+                value = self._step(step, batch)
+            self.peak_memory = peak()
+        else:
+            start = time.perf_counter()
+            value = self._step(step, batch)
+            self.seconds.append(time.perf_counter() - start)
+        return value
+
+    def _validate(self, step: int, loss: float) -> None:
+        """Look at the validation split; `loss` is the mean since the last time."""
+        self.found = self.task.evaluate(self.model, "val").metrics
+        self.curves.setdefault("loss/train", []).append((step, loss))
+        for name, value in self.found.items():
+            self.curves.setdefault(f"val/{name}", []).append((step, value))
 
     def _step(self, step: int, batch: Any) -> float:
         self.optimizer.zero_grad(set_to_none=True)
         apply = self.task.forward(self.model, batch)
         loss = torch.stack([weight * _scalar(apply[form](term)) for weight, form, term in self.terms]).sum()
         value = float(loss.detach())  # waits for the device
-        rate = float(self.schedule.get_last_lr()[0])
+        numbers = {"loss": value, "lr": float(self.schedule.get_last_lr()[0])}
         if not math.isfinite(value):
-            raise _TrainingError(step, "the loss is not finite", loss=value, lr=rate)
+            raise _TrainingError(step, {"step": step, "reason": "the loss is not finite", "values": numbers})
         loss.backward()  # type: ignore[no-untyped-call]
         gradients = [p.grad for p in self.weights if p.grad is not None]
         norm = float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients])))
         if not math.isfinite(norm):  # before it reaches the weights
-            raise _TrainingError(step, "the gradient is not finite", loss=value, lr=rate, **{"gradient norm": norm})
+            numbers["gradient norm"] = norm
+            raise _TrainingError(step, {"step": step, "reason": "the gradient is not finite", "values": numbers})
         for gradient in gradients:  # so that epsilon means the same for every loss
             gradient.div_(max(norm, 1e-30))
         self.optimizer.step()
