@@ -1026,9 +1026,8 @@ def test_command(tmp_path):
 def test_help_names_the_layouts_that_each_task_reads():
     told = " ".join(CliRunner().invoke(main, ["compare", "--help"], terminal_width=100).output.split())
     for task, kind in TASKS.items():
-        layouts = getattr(sys.modules[kind.__module__], "LAYOUTS", {})
-        assert (f"--data of {task}:" in told) == bool(layouts)
-        for name, layout in layouts.items():
+        assert (f"--data of {task}:" in told) == bool(kind.layouts)
+        for name, layout in kind.layouts.items():
             assert f"{name} {' '.join(layout.expects.split())}" in told
     for rank in RANKS:
         assert f" {rank}," in told.partition("RANK is")[2]
