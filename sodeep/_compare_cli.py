@@ -18,6 +18,7 @@ import click
 
 from sodeep._names import layouts
 from sodeep._options import UserPath
+from sodeep._progress import Progress
 
 if TYPE_CHECKING:
     from sodeep._report_figures import ReportFigure
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
 
 MOST_JOBS = 8
 """Processes by default: each reads the data and holds a copy of its own."""
-
-SAID_EVERY = 30.0
-"""Seconds between two lines about how far it is, where there is no terminal."""
 
 # sodeep.compare and the tasks are imported when the command runs, so that the other commands start fast
 
@@ -270,56 +268,39 @@ def _cores(device: str) -> int:
 
 
 class _Progress:
-    """How far it is: a line that is rewritten on a terminal, elsewhere a new one now and then; and the tested losses.
-
-    Not click's bar, which hides the cursor and leaves it so in a process that is killed.
-    """
+    """Tested and failed runs, a line each on stdout; and how far all of it is, on stderr."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.terminal = sys.stderr.isatty()
         self.clock = clock
-        self.start = self.said = clock()
+        self.bar = Progress("training", clock=clock)
         self.plan: Plan | None = None
         self.spent = 0.0
-        self.drawn = False
 
     def begin(self, plan: Plan) -> None:
         """Before the first training: what a step of each loss takes, and how long it all may."""
         self.plan = plan
+        self.bar = Progress("training", clock=self.clock)  # what has been timed until now is no part of it
         if plan.tests:
             _say(_costs(plan))
-        self.start = self.said = self.clock()
-        self._draw(f"training, about {_duration(plan.seconds)} to go" if plan.tests else "")
+            self.bar.update(0, lambda: f"about {_duration(plan.seconds)} to go")
 
     def __call__(self, run: Run, done: int, total: int) -> None:
         if run.stage == "test" or run.status == "failed":
             self.close()
             _say(self._line(run))
-        text = f"{done} of {total} runs{self._left(run)}"
-        self._draw(text)
-        if not self.terminal and done < total and self.clock() - self.said >= SAID_EVERY:
-            _say(text)
-            self.said = self.clock()
+        if done < total:
+            self.bar.update(self._share(run), lambda: f"{done} of {total} runs")
 
-    def _left(self, run: Run) -> str:
-        """How long the rest may take, from how long what is done took; losses differ in cost."""
-        if self.plan is None:
-            return ""
+    def _share(self, run: Run) -> float:
+        """How much of the work is done, by how long it was estimated to take; losses differ in cost."""
+        if self.plan is None or not self.plan.seconds:
+            return 0.0
         self.spent += self.plan.seconds_of(run.loss, run.stage)
-        left = self.plan.seconds * self.plan.jobs - self.spent
-        if left <= 0 or self.spent <= 0:
-            return ""
-        return f", about {_duration((self.clock() - self.start) * left / self.spent)} to go"
-
-    def _draw(self, text: str) -> None:
-        if self.terminal and (text or self.drawn):
-            click.echo(f"\r\033[K{text}", nl=False, err=True)
-        self.drawn = bool(text)
+        return self.spent / (self.plan.seconds * self.plan.jobs)
 
     def close(self) -> None:
         """Clear the line."""
-        with contextlib.suppress(OSError):  # of a terminal that is gone
-            self._draw("")
+        self.bar.close()
 
     def _line(self, run: Run) -> str:
         from sodeep.compare import settings_text

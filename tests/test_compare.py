@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import io
 import json
 import math
 import os
@@ -1169,11 +1170,10 @@ def test_mistakes_are_one_message(arguments, expected, tmp_path, monkeypatch):
 
 def told(monkeypatch, terminal=False):
     """A `_Progress` whose clock is set by hand, and what it has said."""
-    clock, out, err = [0.0], [], []
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
-    monkeypatch.setattr(
-        _compare_cli.click, "echo", lambda text, nl=True, err_=err, err=False: (err_ if err else out).append(text)
-    )
+    clock, out, err = [0.0], [], io.StringIO()
+    err.isatty = lambda: terminal
+    monkeypatch.setattr(sys, "stderr", err)
+    monkeypatch.setattr(_compare_cli.click, "echo", out.append)
     return _compare_cli._Progress(lambda: clock[0]), clock, out, err
 
 
@@ -1198,16 +1198,17 @@ def test_how_far_it_is_where_there_is_no_terminal(monkeypatch):
         "16 trainings, 4 tests: about 4 min in 2 processes",
     ]
     training = Run("memorability", "d", "recall:set", 0, {"lr": 0.1}, "tuning", "ok")
-    clock[0] = 29
+    clock[0] = 4
     progress(training, 1, 20)
-    assert out == []
+    assert err.getvalue() == ""
     clock[0] = 49
     progress(training, 2, 20)
-    assert out == ["2 of 20 runs, about 3 min to go"]  # 98 s of work in 49 s, 342 s to do
+    said = "training: 22%, about 2:51 left; 2 of 20 runs\n"
+    assert err.getvalue() == said  # 98 s of work in 49 s, 342 s to do
     clock[0] = 50
     progress(training, 3, 20)
-    assert len(out) == 1
-    assert err == []
+    assert err.getvalue() == said
+    assert out == []
 
 
 def test_the_line_on_a_terminal_is_cleared_and_the_cursor_left_alone(monkeypatch):
@@ -1218,13 +1219,14 @@ def test_the_line_on_a_terminal_is_cleared_and_the_cursor_left_alone(monkeypatch
     progress.close()
     assert out[1:] == ["mse, seed 0: Spearman 0.500 (lr 0.1)"]
     clear = "\r\033[K"
-    assert [text.partition(clear)[2] for text in err] == [
-        "training, about 4 min to go",
+    assert err.getvalue().split(clear) == [
         "",
-        "1 of 20 runs, about 43 s to go",
+        "training: 0%; about 4 min to go",
+        "",
+        "training: 2%, about 0:43 left; 1 of 20 runs",
         "",
     ]
-    assert "\033[?25" not in "".join(err)
+    assert "\033[?25" not in err.getvalue()
 
 
 def test_a_closed_output_stops_the_command_in_one_line(tmp_path, monkeypatch):
