@@ -63,6 +63,7 @@ from sodeep._arrays import read_npz
 from sodeep._checks import check_at_least, check_choice, check_computes, describe, user_path
 from sodeep._files import sole_writer, sweep
 from sodeep.checkpoint import write_atomic
+from sodeep.sorters import Sorter
 from sodeep.tasks import TASKS, Task
 from sodeep.tasks.base import BATCH_SIZE, Array
 from sodeep.tasks.contenders import FORMS, Contender, contender, default_losses
@@ -668,7 +669,7 @@ def _sorter_mark(entry: Contender, kind: type[Task]) -> int | None:
     except Exception:  # of a loss, whoever wrote it: its runs will tell
         return None
     modules = [module for term in terms if isinstance(term, nn.Module) for module in term.modules()]
-    sorters = [module for module in modules if isinstance(module, sodeep.Sorter)]
+    sorters = [module for module in modules if isinstance(module, Sorter)]
     mark = 0
     for weight in (weight for sorter in sorters for weight in sorter.state_dict().values()):
         mark = zlib.crc32(weight.cpu().numpy().tobytes(), mark)

@@ -24,7 +24,7 @@ from sodeep.tasks.encoders import FeatureNet, TextNet, as_input, encode, item_ne
 from sodeep.tasks.generated import shapes
 from sodeep.tasks.layouts import CROSS_MODAL
 from sodeep.tasks.semantics import TEXT_SCORES, SemanticScores
-from sodeep.tasks.texts import TEXT_FEATURES, check_text_features, wordllama_vectors
+from sodeep.tasks.texts import TEXT_FEATURES, static_vectors
 
 _ASP = {"overlap": "ASP", **{name: f"ASP {name}" for name in TEXT_SCORES}}
 """Semantic scores by name -> the metric that judges by them."""
@@ -97,12 +97,12 @@ class CrossModal(Task):
         self.items = as_input(data.items)
         self.owner = torch.from_numpy(np.asarray(data.owner, dtype=np.int64))
         self.texts = None if isinstance(data.captions, np.ndarray) else list(data.captions)
-        kind = check_text_features(text_features, self.texts, data.name)
+        vectors = static_vectors(text_features, self.texts, data.name)
         if isinstance(data.captions, np.ndarray):
             self.captions = as_input(data.captions)
-        elif kind == "wordllama":
-            self.captions = torch.from_numpy(wordllama_vectors(data.captions))
-            self.data_name += f", {TEXT_FEATURES[kind]}"
+        elif vectors is not None:
+            self.captions = torch.from_numpy(vectors)
+            self.data_name += f", {TEXT_FEATURES['wordllama']}"
         else:
             train = torch.isin(self.owner, self.index["train"]).nonzero().squeeze(1).numpy()
             self.captions = ngram_table(data.captions, train, "char", least=2)

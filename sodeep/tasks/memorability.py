@@ -23,7 +23,7 @@ from sodeep.tasks.base import (
 from sodeep.tasks.encoders import FeatureNet, encode
 from sodeep.tasks.generated import noisy_scores
 from sodeep.tasks.layouts import MEMORABILITY, table_data
-from sodeep.tasks.texts import TEXT_FEATURES, check_text_features, tf_idf, wordllama_vectors
+from sodeep.tasks.texts import TEXT_FEATURES, static_vectors, tf_idf
 
 
 class Memorability(Task):
@@ -64,11 +64,10 @@ class Memorability(Task):
     ) -> None:
         super().__init__(data, seed, **options)
         parts = [] if data.features is None else [np.asarray(data.features, dtype=np.float32)]
-        kind = check_text_features(text_features, data.texts, data.name)
+        vectors = static_vectors(text_features, data.texts, data.name)
         if data.texts is not None:
-            wide = kind == "wordllama"
-            parts.append(wordllama_vectors(data.texts) if wide else tf_idf(data.texts, self.index["train"].numpy()))
-            self.data_name += f", {TEXT_FEATURES[kind]}"
+            parts.append(tf_idf(data.texts, self.index["train"].numpy()) if vectors is None else vectors)
+            self.data_name += f", {TEXT_FEATURES['tf-idf' if vectors is None else 'wordllama']}"
         self.features = torch.from_numpy(np.concatenate(parts, axis=1))
         self.target = torch.from_numpy(np.asarray(data.target, dtype=np.float32))
         if bool((self.target[self.index["train"]] == self.target[self.index["train"][0]]).all()):

@@ -22,7 +22,7 @@ from sodeep.tasks.base import (
 from sodeep.tasks.encoders import FeatureNet, TextNet, as_input, encode, item_net, ngram_table
 from sodeep.tasks.generated import topics
 from sodeep.tasks.layouts import MULTI_LABEL
-from sodeep.tasks.texts import TEXT_FEATURES, check_text_features, wordllama_vectors
+from sodeep.tasks.texts import TEXT_FEATURES, static_vectors
 
 
 class MultiLabel(Task):
@@ -66,10 +66,10 @@ class MultiLabel(Task):
         self.labels = torch.from_numpy(np.asarray(data.labels, dtype=bool))
         self.known = torch.ones_like(self.labels) if data.known is None else torch.from_numpy(np.asarray(data.known))
         self.label_names = list(data.label_names)
-        kind = check_text_features(text_features, data.texts, data.name)
-        if data.texts is not None and kind == "wordllama":
-            self.inputs = torch.from_numpy(wordllama_vectors(data.texts))
-            self.data_name += f", {TEXT_FEATURES[kind]}"
+        vectors = static_vectors(text_features, data.texts, data.name)
+        if vectors is not None:
+            self.inputs = torch.from_numpy(vectors)
+            self.data_name += f", {TEXT_FEATURES['wordllama']}"
         elif data.texts is not None:
             self.inputs = ngram_table(data.texts, self.index["train"].numpy(), "word")
         else:
