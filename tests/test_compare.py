@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,8 @@ from sodeep import compare as comparing
 from sodeep.cli import main
 from sodeep.compare import Run, compare, read_runs, summarise
 from sodeep.report import text_table, write_report
-from sodeep.tasks import TASKS
+from sodeep.tasks import TASKS, Evaluation, Task
+from sodeep.tasks.base import drawn_split
 from sodeep.tasks.contenders import RANKS, Contender, contender
 
 TINY = {"epochs": 1, "seeds": 2}
@@ -1000,6 +1002,61 @@ def test_text_table_of_losses_with_fewer_seeds():
         "mse    2 of 2  0.550 ± 0.071  0.450 ± 0.071  baseline        10.0",
         "l1     1 of 2  0.700*         0.300*         +0.200          10.0",
     ]
+
+
+@dataclass(frozen=True)
+class Points:
+    """The data of a task of a test."""
+
+    name: str
+    x: np.ndarray
+    y: np.ndarray
+
+
+class Line(Task):
+    """Points on a line: all that a further task must say."""
+
+    name = "line"
+    metrics = {"Spearman": True}  # noqa: RUF012
+    headline, baseline, losses, accepts = "Spearman", "mse", ("mse",), ("target",)
+    epochs, rates, tensors = 2, (1e-3, 1e-2), ("x", "y")
+
+    def __init__(self, data, seed=0, **options):
+        super().__init__(data, seed, **options)
+        self.x, self.y = torch.tensor(data.x), torch.tensor(data.y)
+
+    @staticmethod
+    def generated(seed):
+        x = np.random.default_rng(seed).random(60, dtype=np.float32)
+        return Points("points on a line", x, 2 * x)
+
+    @classmethod
+    def split_of(cls, data, seed):
+        return drawn_split(len(data.x), seed)
+
+    def model(self):
+        return torch.nn.Linear(1, 1)
+
+    def forward(self, model, batch):
+        return {"target": lambda loss: loss(model(self.x[batch, None])[:, 0], self.y[batch])}
+
+    def evaluate(self, model, split, details=False):
+        where = self.index[split]
+        found = sodeep.metrics.spearman_corr(model(self.x[where, None])[:, 0].detach(), self.y[where]).item()
+        return Evaluation({"Spearman": found}, {"scores_of_line": self.x.numpy()} if details else {})
+
+
+def test_a_further_task_is_a_class_and_a_line_in_the_table(tmp_path, monkeypatch):
+    monkeypatch.setitem(TASKS, "line", Line)
+    runs = compare("line", out=tmp_path, seeds=1, batch_size=12)
+    assert [(run.task, run.data, run.stage, run.status) for run in runs] == [
+        ("line", "points on a line", stage, "ok") for stage in ["tuning"] * 4 + ["test"]
+    ]
+    assert "line on points on a line: mean ± sd of 1 seed" in text_table(comparing.read_comparison(tmp_path).summary)
+    with pytest.raises(ValueError, match=r"^`data` must not be given for the line task, which draws its own, got 'x'"):
+        Line.load("x")
+    with pytest.raises(TypeError, match="semantic"):
+        Line.load(semantic="cider")
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------

@@ -480,6 +480,28 @@ def test_pictures_of_every_task(tmp_path, task, metric, details, titles_wanted):
         decoded(source)
 
 
+def test_a_further_figure_is_a_function_and_an_entry(tmp_path, monkeypatch):
+    figures = pytest.importorskip("sodeep._report_figures")
+    seen = []
+
+    def draw(source):
+        seen.extend((run.loss, run.seed, *sorted(arrays)) for run, arrays in source.details)
+        yield figures.Figure(), {"count": len(source.details)}
+
+    def spec(*needs, **options):
+        return figures.FigureSpec("{metric} of {count}", "{count}", draw, needs, **options)
+
+    write_runs(tmp_path, seeds=2)
+    comparison = read_comparison(tmp_path)
+    monkeypatch.setattr(figures, "FIGURES", (spec("ap", "strip_ap"), spec("ap", "not there")))
+    assert [(figure.title, figure.caption) for figure in draw_figures(comparison)[0]] == [("mAP of 6", "6")]
+    assert seen == [(loss, seed, "ap", "strip_ap") for loss in LOSSES for seed in (0, 1)]
+    seen.clear()
+    monkeypatch.setattr(figures, "FIGURES", (spec("ap", first_seed=True),))
+    assert len(draw_figures(comparison)[0]) == 1
+    assert seen == [(loss, 0, "ap") for loss in LOSSES]
+
+
 def test_a_loss_of_ones_own_gets_pair_weights_when_it_is_given(tmp_path):
     pytest.importorskip("matplotlib")
     write_runs(tmp_path, details=None, losses={"mine:Loss": 0.4})
