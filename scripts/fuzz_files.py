@@ -36,7 +36,7 @@ import torch
 from PIL import Image
 
 import sodeep
-from sodeep import compare, report, training
+from sodeep import compare, training
 from sodeep._sealed import seal
 from sodeep.tasks import layouts, revisited
 
@@ -274,9 +274,7 @@ def comparison(which):
 
 
 def read_comparison(path, folder):
-    for part in report._parts(folder, None):
-        report._origin(part.folder)
-        list(part.details("x"))
+    list(compare.read_comparison(folder).details("x"))
 
 
 # ---- hostile ones ----------------------------------------------------------------------------------------------------

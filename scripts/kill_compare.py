@@ -128,7 +128,7 @@ def differences(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--files-only", is_flag=True, help="No kills after a time, which differ from machine to machine.")
 def main(kills: int, seed: int, files_only: bool) -> None:
-    for heavy in ("sodeep.pictures", "sodeep.report", "torch.utils.tensorboard"):  # once, not in every process
+    for heavy in ("sodeep._report_figures", "sodeep.report", "torch.utils.tensorboard"):  # once, not in every process
         importlib.import_module(heavy)
     draw = random.Random(seed)
     begun = time.monotonic()

@@ -5,7 +5,6 @@ Run it after a change of a layout's text.
 """
 
 import json
-import sys
 from pathlib import Path
 
 import sodeep
@@ -16,9 +15,11 @@ PATH = Path(sodeep.__file__).with_name("layouts.json")
 
 def listed():
     """Name and text of every layout, by task."""
-    modules = {task: sys.modules[kind.__module__] for task, kind in TASKS.items()}
-    tables = {task: getattr(module, "LAYOUTS", {}) for task, module in modules.items()}
-    return {task: {name: layout.expects for name, layout in table.items()} for task, table in tables.items() if table}
+    return {
+        task: {name: layout.expects for name, layout in kind.layouts.items()}
+        for task, kind in TASKS.items()
+        if kind.layouts
+    }
 
 
 if __name__ == "__main__":

@@ -21,9 +21,8 @@ from pathlib import Path
 import click
 import numpy as np
 
-from sodeep.compare import read_runs
-from sodeep.pictures import correlation
-from sodeep.report import draw_report
+from sodeep.compare import read_comparison
+from sodeep.report import draw_figures
 from sodeep.tasks.contenders import contender
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -142,9 +141,9 @@ def figures(folder, shown):
     report = json.loads((folder / "report.json").read_text())
     made = json.loads((folder / "comparison.json").read_text())
     (found,) = report["comparisons"]
-    tested = [run for run in read_runs(folder) if (run.stage, run.status) == ("test", "ok")]
+    tested = read_comparison(folder).tested
     for loss, of in found["losses"].items():
-        runs = sorted((run for run in tested if run.loss == loss), key=lambda run: run.seed)
+        runs = tested.get(loss, [])
         for metric, cell in of["metrics"].items():
             cell["seeds"] = [run.metrics[metric] for run in runs if metric in run.metrics]
         aps = [correlation_of_ap(folder / run.details) for run in runs if run.details]
@@ -162,8 +161,8 @@ def figures(folder, shown):
 
 def correlation_of_ap(file):
     """Of one tested run, over its queries; None where there are none."""
-    with np.load(file, allow_pickle=False) as arrays:
-        return correlation(arrays["ap"], arrays["ap_quantized"]) if "ap_quantized" in arrays else None
+    with np.load(file, allow_pickle=False) as arrays, np.errstate(invalid="ignore"):  # NaN where all are the same
+        return float(np.corrcoef(arrays["ap"], arrays["ap_quantized"])[0, 1]) if "ap_quantized" in arrays else None
 
 
 def rounded(value):
@@ -189,7 +188,7 @@ def compared(name, command, root, jobs, out, runs):
     (out / f"{name}.json").write_text(json.dumps(found, separators=(",", ":")) + "\n")
     text = (folder / "report.md").read_text().replace(f"sodeep {shlex.join(ran)}", shown)
     text = text.replace("Pictures: report.html.\n", f"Run on {found['machine']}, {found['date']}.\n")
-    for picture in draw_report(folder):
+    for picture in draw_figures(read_comparison(folder))[0]:
         kind = next((kind for title, kind in PICTURES.items() if title in picture.title), None)
         if kind is not None:
             file = out / f"{name}-{kind}.png"

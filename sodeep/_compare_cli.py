@@ -18,15 +18,14 @@ import click
 
 from sodeep._names import layouts
 from sodeep._options import UserPath
+from sodeep._progress import Progress
 
 if TYPE_CHECKING:
-    from sodeep.compare import Plan, Run
+    from sodeep._report_figures import ReportFigure
+    from sodeep.compare import Comparison, Plan, Run
 
 MOST_JOBS = 8
 """Processes by default: each reads the data and holds a copy of its own."""
-
-SAID_EVERY = 30.0
-"""Seconds between two lines about how far it is, where there is no terminal."""
 
 # sodeep.compare and the tasks are imported when the command runs, so that the other commands start fast
 
@@ -179,7 +178,7 @@ def compare(
             on_start=None if quiet else progress.begin,
         )
         progress.close()
-        _report(runs, out, baseline, tensorboard)
+        _report(out, baseline, tensorboard)
     except comparing.ComparisonStopped as stop:
         progress.close()
         with contextlib.suppress(OSError):  # of a terminal that is gone
@@ -193,37 +192,38 @@ def compare(
         raise click.ClickException("No loss could be trained and tested.")
 
 
-def _report(runs: Sequence[Run], out: Path, baseline: str | None, tensorboard: bool) -> None:
+def _report(out: Path, baseline: str | None, tensorboard: bool) -> None:
     """Write what came out to the folder, and print the table."""
-    from sodeep.compare import sole_comparison, summarise, text_table
-    from sodeep.report import write_report
+    from sodeep.compare import read_comparison, sole_comparison
+    from sodeep.report import draw_figures, repeated_note, text_table, write_report
 
-    summary = summarise(runs, baseline)
+    comparison = read_comparison(out, baseline)
     try:  # files first: the output may be closed by now
         with sole_comparison(out):
-            written = write_report(out, baseline=baseline, command="sodeep " + shlex.join(sys.argv[1:]))
-            board = _write_board(out, baseline) if tensorboard else None
+            figures, notes = draw_figures(comparison)
+            command = "sodeep " + shlex.join(sys.argv[1:])
+            files = write_report(comparison, figures, notes, command=command)
+            board = _write_board(comparison, figures) if tensorboard else None
     finally:
-        _say(text_table(summary))
-    again = sum(bool((run.failure or {}).get("again")) for run in summary.failed)
+        _say(text_table(comparison.summary))
+    again = repeated_note(comparison.summary, "the same command")
     if again:
-        failed = f"{again} run{'s' * (again != 1)} failed for reasons outside the loss"
-        _say(f"\n{failed}: start the same command again to repeat what failed.")
-    _say(f"\nReport: {', '.join(str(file) for file in written.files.values())}")
+        _say(f"\n{again}")
+    _say(f"\nReport: {', '.join(str(file) for file in files.values())}")
     if board is not None:
         _say(f"TensorBoard: tensorboard --logdir {shlex.quote(str(board))}")
-    for note in written.notes:
+    for note in notes:
         _say(note)
 
 
-def _write_board(out: Path, baseline: str | None) -> Path:
+def _write_board(comparison: Comparison, figures: Sequence[ReportFigure]) -> Path:
     """Write the folder for TensorBoard anew, since it would show old and new as one, and so that it is always whole."""
     from sodeep.report import write_tensorboard
 
-    board = out / "tensorboard"
+    board = comparison.folder / "tensorboard"
     fresh = board.with_name(f".tensorboard.{secrets.token_hex(4)}.tmp")
     try:
-        write_tensorboard(out, fresh, baseline=baseline)
+        write_tensorboard(comparison, figures, fresh)
         shutil.rmtree(board, ignore_errors=True)
         fresh.replace(board)
     finally:
@@ -268,59 +268,44 @@ def _cores(device: str) -> int:
 
 
 class _Progress:
-    """How far it is: a line that is rewritten on a terminal, elsewhere a new one now and then; and the tested losses.
-
-    Not click's bar, which hides the cursor and leaves it so in a process that is killed.
-    """
+    """Tested and failed runs, a line each on stdout; and how far all of it is, on stderr."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.terminal = sys.stderr.isatty()
         self.clock = clock
-        self.start = self.said = clock()
+        self.bar = Progress("training", clock=clock)
         self.plan: Plan | None = None
         self.spent = 0.0
-        self.drawn = False
 
     def begin(self, plan: Plan) -> None:
         """Before the first training: what a step of each loss takes, and how long it all may."""
         self.plan = plan
+        self.bar = Progress("training", clock=self.clock)  # what has been timed until now is no part of it
         if plan.tests:
             _say(_costs(plan))
-        self.start = self.said = self.clock()
-        self._draw(f"training, about {_duration(plan.seconds)} to go" if plan.tests else "")
+            self.bar.update(0, lambda: f"about {_duration(plan.seconds)} to go")
 
     def __call__(self, run: Run, done: int, total: int) -> None:
         if run.stage == "test" or run.status == "failed":
             self.close()
             _say(self._line(run))
-        text = f"{done} of {total} runs{self._left(run)}"
-        self._draw(text)
-        if not self.terminal and done < total and self.clock() - self.said >= SAID_EVERY:
-            _say(text)
-            self.said = self.clock()
+        if done < total:
+            self.bar.update(self._share(run), lambda: f"{done} of {total} runs")
 
-    def _left(self, run: Run) -> str:
-        """How long the rest may take, from how long what is done took; losses differ in cost."""
-        if self.plan is None:
-            return ""
+    def _share(self, run: Run) -> float:
+        """How much of the work is done, by how long it was estimated to take; losses differ in cost."""
+        if self.plan is None or not self.plan.seconds:
+            return 0.0
         self.spent += self.plan.seconds_of(run.loss, run.stage)
-        left = self.plan.seconds * self.plan.jobs - self.spent
-        if left <= 0 or self.spent <= 0:
-            return ""
-        return f", about {_duration((self.clock() - self.start) * left / self.spent)} to go"
-
-    def _draw(self, text: str) -> None:
-        if self.terminal and (text or self.drawn):
-            click.echo(f"\r\033[K{text}", nl=False, err=True)
-        self.drawn = bool(text)
+        return self.spent / (self.plan.seconds * self.plan.jobs)
 
     def close(self) -> None:
         """Clear the line."""
-        with contextlib.suppress(OSError):  # of a terminal that is gone
-            self._draw("")
+        self.bar.close()
 
     def _line(self, run: Run) -> str:
-        settings = ", ".join(f"{name}={value}" for name, value in run.settings.items())
+        from sodeep.compare import settings_text
+
+        settings = settings_text(run.settings)
         if run.status == "failed":
             failure = run.failure or {}
             return f"{run.loss}, seed {run.seed} ({settings}): failed at step {failure['step']}: {failure['reason']}"

@@ -64,9 +64,10 @@ class Progress:
         self._write(line + (f"; {status()}" if status is not None else ""))
 
     def close(self) -> None:
-        """Clear the line on a terminal."""
+        """Clear the line on a terminal; the next update draws it anew."""
         if self.terminal:
             self._write("")
+            self.next = 0.0
 
     def _write(self, line: str) -> None:
         if self.stream is None:

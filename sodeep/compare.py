@@ -58,12 +58,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import sodeep
+from sodeep._arrays import read_npz
 from sodeep._checks import check_at_least, check_choice, check_computes, describe, user_path
 from sodeep._files import sole_writer, sweep, write_atomic
 from sodeep._signals import stop_signals
+from sodeep.sorters import Sorter
 from sodeep.tasks import TASKS, Task
-from sodeep.tasks.base import BATCH_SIZE
+from sodeep.tasks.base import BATCH_SIZE, Array
 from sodeep.tasks.contenders import FORMS, Contender, contender, default_losses
+
+NOTHING = "\N{EN DASH}"
+"""What a table shows where there is no value."""
 
 VALIDATIONS = 10
 """How often in a training the validation split is looked at, for the learning curves; only the last one selects."""
@@ -188,12 +193,31 @@ def _parsed(line: bytes) -> Run | None:
 
 
 class _TrainingError(Exception):
-    """A training that cannot go on."""
+    """A training that cannot go on.
 
-    def __init__(self, step: int, reason: str, **values: float) -> None:
-        super().__init__(step, reason, values)
-        self.step = step
-        self.failure = {"step": step, "reason": reason, "values": values}
+    Attributes:
+        steps: how many were taken.
+        failure: as of `Run`.
+    """
+
+    def __init__(self, steps: int, failure: dict[str, Any]) -> None:
+        super().__init__(steps, failure)
+        self.steps = steps
+        self.failure = failure
+
+
+@contextlib.contextmanager
+def _in_step(step: int) -> Iterator[None]:
+    """Whatever is raised inside becomes a `_TrainingError` that says so of a step."""
+    try:
+        yield
+    except _TrainingError:
+        raise
+    except Exception as error:  # of a loss, whoever wrote it: it is marked, and the others go on
+        failure = {"step": step, "reason": f"{type(error).__name__}: {error}", "values": {}}
+        if _is_outside(error):
+            failure["again"] = True
+        raise _TrainingError(step - 1, failure) from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,25 +276,19 @@ def _train(job: _Job) -> Run:
     )
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(job.seed)
-        step = 0
         try:
-            training = _Training(task, contender(job.loss), job.settings, job.epochs, job.device)
-            for step in training:  # noqa: B007  # the step of a failure
-                pass
+            with _in_step(1):
+                training = _Training(task, contender(job.loss), job.settings, job.epochs, job.device)
+            training.run()
         except _TrainingError as stop:
-            return replace(run, status="failed", failure=stop.failure, steps=stop.step)
-        except Exception as error:  # of a loss, whoever wrote it: it is marked, and the others go on
-            failure = {"step": step + 1, "reason": f"{type(error).__name__}: {error}", "values": {}}
-            if _is_outside(error):
-                failure["again"] = True
-            return replace(run, status="failed", failure=failure, steps=step)
+            return replace(run, status="failed", failure=stop.failure, steps=stop.steps)
     state = {name: value.contiguous().cpu() for name, value in training.model.state_dict().items()}
     write_atomic(job.weights, safetensors.torch.save(state))
     return replace(
         run,
         metrics=training.found,
         curves=training.curves,
-        steps=step,
+        steps=training.steps,
         seconds_per_step=statistics.median(training.seconds) if training.seconds else None,
         peak_memory=training.peak_memory,
     )
@@ -283,7 +301,7 @@ def _is_outside(error: Exception) -> bool:
 
 
 class _Training:
-    """Iterating over it trains; every step is numbered from 1."""
+    """One training, of a given number of steps; they are numbered from 1."""
 
     def __init__(self, task: Task, loss: Contender, settings: Mapping[str, Any], epochs: int, device: str) -> None:
         self.task = task
@@ -307,40 +325,55 @@ class _Training:
         rise = max(1, self.steps // 20)
         return min((step + 1) / rise, (1 + math.cos(math.pi * step / self.steps)) / 2)
 
-    def __iter__(self) -> Iterator[int]:
-        marks = {round(self.steps * i / VALIDATIONS) for i in range(1, VALIDATIONS + 1)}
-        values: list[float] = []
+    def run(self) -> None:
+        """All steps, with the validations between them.
+
+        Raises:
+            _TrainingError: something is not finite, or an error was raised; it says in which step.
+        """
         batches = (batch for epoch in range(self.epochs) for batch in self.task.batches(epoch))
-        for step, batch in enumerate(batches, 1):
-            if step == min(3, self.steps):  # the first steps allocate what stays
-                with _peak_memory(self.weights[0].device) as peak:
-                    values.append(self._step(step, batch))
-                self.peak_memory = peak()
-            else:
-                start = time.perf_counter()
-                values.append(self._step(step, batch))
-                self.seconds.append(time.perf_counter() - start)
-            if step in marks:
-                self.found = self.task.evaluate(self.model, "val").metrics
-                self.curves.setdefault("loss/train", []).append((step, sum(values) / len(values)))
-                for name, value in self.found.items():
-                    self.curves.setdefault(f"val/{name}", []).append((step, value))
-                values = []
-            yield step
+        validated = {round(self.steps * i / VALIDATIONS) for i in range(1, VALIDATIONS + 1)}
+        values: list[float] = []
+        for step in range(1, self.steps + 1):
+            with _in_step(step):
+                values.append(self._measured_step(step, next(batches)))
+                if step in validated:
+                    self._validate(step, sum(values) / len(values))
+                    values = []
+
+    def _measured_step(self, step: int, batch: Any) -> float:
+        """A step, with its time; of one of the first, the peak of its memory, which would cost time."""
+        if step == min(3, self.steps):  # the first steps allocate what stays
+            with _peak_memory(self.weights[0].device) as peak:
+                value = self._step(step, batch)
+            self.peak_memory = peak()
+        else:
+            start = time.perf_counter()
+            value = self._step(step, batch)
+            self.seconds.append(time.perf_counter() - start)
+        return value
+
+    def _validate(self, step: int, loss: float) -> None:
+        """Look at the validation split; `loss` is the mean since the last time."""
+        self.found = self.task.evaluate(self.model, "val").metrics
+        self.curves.setdefault("loss/train", []).append((step, loss))
+        for name, value in self.found.items():
+            self.curves.setdefault(f"val/{name}", []).append((step, value))
 
     def _step(self, step: int, batch: Any) -> float:
         self.optimizer.zero_grad(set_to_none=True)
         apply = self.task.forward(self.model, batch)
         loss = torch.stack([weight * _scalar(apply[form](term)) for weight, form, term in self.terms]).sum()
         value = float(loss.detach())  # waits for the device
-        rate = float(self.schedule.get_last_lr()[0])
+        numbers = {"loss": value, "lr": float(self.schedule.get_last_lr()[0])}
         if not math.isfinite(value):
-            raise _TrainingError(step, "the loss is not finite", loss=value, lr=rate)
+            raise _TrainingError(step, {"step": step, "reason": "the loss is not finite", "values": numbers})
         loss.backward()  # type: ignore[no-untyped-call]
         gradients = [p.grad for p in self.weights if p.grad is not None]
         norm = float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients])))
         if not math.isfinite(norm):  # before it reaches the weights
-            raise _TrainingError(step, "the gradient is not finite", loss=value, lr=rate, **{"gradient norm": norm})
+            numbers["gradient norm"] = norm
+            raise _TrainingError(step, {"step": step, "reason": "the gradient is not finite", "values": numbers})
         for gradient in gradients:  # so that epsilon means the same for every loss
             gradient.div_(max(norm, 1e-30))
         self.optimizer.step()
@@ -571,7 +604,7 @@ def compare(
     }
     with sole_comparison(folder):
         _claim(folder, what, losses, sorters, mark)
-        return _Comparison(folder, kind.headline, work, on_run).run(jobs, on_start)
+        return _Schedule(folder, kind.headline, work, on_run).run(jobs, on_start)
 
 
 _OPTIONS = {
@@ -610,7 +643,7 @@ def _sorter_mark(entry: Contender, kind: type[Task]) -> int | None:
     except Exception:  # of a loss, whoever wrote it: its runs will tell
         return None
     modules = [module for term in terms if isinstance(term, nn.Module) for module in term.modules()]
-    sorters = [module for module in modules if isinstance(module, sodeep.Sorter)]
+    sorters = [module for module in modules if isinstance(module, Sorter)]
     mark = 0
     for weight in (weight for sorter in sorters for weight in sorter.state_dict().values()):
         mark = zlib.crc32(weight.cpu().numpy().tobytes(), mark)
@@ -715,7 +748,7 @@ TIMED_STEPS = 5
 """Of each loss, for a `Plan`; the first one, which allocates what stays, is not counted."""
 
 
-class _Comparison:
+class _Schedule:
     """The runs of a folder, and those still to be done."""
 
     def __init__(
@@ -980,6 +1013,11 @@ class Cell:
     best: bool
 
     @property
+    def has_interval(self) -> bool:
+        """Whether the difference has an interval: two seeds or more are shared."""
+        return not math.isnan(self.low)
+
+    @property
     def differs(self) -> bool:
         """Whether the interval of the difference leaves out 0."""
         return self.difference is not None and (self.low > 0 or self.high < 0)
@@ -1093,71 +1131,117 @@ def _cell(own: Mapping[int, float], base: Mapping[int, float], is_baseline: bool
     return Cell(len(own), mean, sd, difference, low, high, mean == best)
 
 
-def text_table(summary: Summary) -> str:
-    """The summary as plain text.
+# ---- a comparison, read ----------------------------------------------------------------------------------------------
 
-    A line a loss, a column a metric: mean and standard deviation over the seeds; ``*`` the best mean. Then the paired
-    difference to the baseline with its 95% interval, of the most important metric. Many metrics make several tables.
-    Where a loss lacks the test of a seed, a column says how many seeds each has.
+
+@dataclass(frozen=True)
+class Comparison:
+    """A comparison as its folder holds it: what reports are made of.
+
+    Attributes:
+        folder: where it is.
+        origin: what comparison.json says of it: epochs, batch size, losses in order, versions; empty without that file.
+        runs: loss by loss in that order, then by seed, whatever the order in which they were done.
+        summary: their statistics.
     """
-    counts = _tested_seeds(summary)
-    whole = set(counts.values()) <= {0, len(summary.seeds)}  # those without any are said to have failed
-    seeds = f"of {len(summary.seeds)} seed{'s' * (len(summary.seeds) != 1)}" if whole else "over the seeds"
-    blocks = [f"{summary.task} on {summary.data}: mean ± sd {seeds}, * = best mean"]
-    names = list(summary.metrics)
-    size = math.ceil(len(names) / math.ceil(len(names) / 6)) if names else 1
-    for start in range(0, max(1, len(names)), size):
-        blocks.append(_block(summary, names[start : start + size], start == 0, {} if whole else counts))
-    blocks.append("\n".join(_failure_note(run) for run in summary.failed))
-    return "\n\n".join(filter(None, blocks))
+
+    folder: Path
+    origin: dict[str, Any]
+    runs: list[Run]
+    summary: Summary
+
+    @property
+    def headline(self) -> str:
+        """The most important metric; "" where no run was finished."""
+        return next(iter(self.summary.metrics), "")
+
+    @functools.cached_property
+    def tested(self) -> dict[str, list[Run]]:
+        """Loss -> its tested runs, by seed; losses without one are left out. Their order is that of the colours."""
+        found: dict[str, list[Run]] = {loss: [] for loss in self.summary.losses}
+        for run in self.runs:
+            if (run.stage, run.status) == ("test", "ok"):
+                found[run.loss].append(run)
+        return {loss: sorted(runs, key=lambda run: run.seed) for loss, runs in found.items() if runs}
+
+    @property
+    def ranked(self) -> list[str]:
+        """Losses, the best mean of the headline metric first, those without a result last."""
+        sign = -1 if self.summary.metrics.get(self.headline, True) else 1
+
+        def place(loss: str) -> float:
+            cell = self.summary.cells.get((loss, self.headline))
+            return math.inf if cell is None or math.isnan(cell.mean) else sign * cell.mean
+
+        return sorted(self.summary.losses, key=place)
+
+    def curves(self, name: str) -> dict[str, list[list[tuple[int, float]]]]:
+        """Loss -> the curve of each tested run; empty where none has it."""
+        found = {loss: [run.curves[name] for run in runs if run.curves.get(name)] for loss, runs in self.tested.items()}
+        return found if any(found.values()) else {}
+
+    def arrays(self, run: Run, *names: str) -> dict[str, Array]:
+        """Those of the named arrays that a run has, in one reading of its file.
+
+        Raises:
+            ValueError: the file is damaged; the message names it.
+        """
+        path = self.folder / run.details if run.details else None
+        if path is None or not path.is_file():
+            return {}
+        try:
+            return read_npz(path, names)
+        except ValueError as error:
+            raise ValueError(f"{path} must hold the arrays of a test: {error}. Delete it.") from None
+
+    def details(self, *names: str, first: bool = False) -> Iterator[tuple[Run, dict[str, Array]]]:
+        """The tested runs that have all of the named arrays, with these; or the `first` one of each loss."""
+        for runs in self.tested.values():
+            for run in runs:
+                arrays = self.arrays(run, *names)
+                if len(arrays) == len(names):
+                    yield run, arrays
+                    if first:
+                        break
 
 
-def _tested_seeds(summary: Summary) -> dict[str, int]:
-    """Loss -> of how many seeds its figures are."""
-    return {
-        loss: max((cell.n for (name, _), cell in summary.cells.items() if name == loss), default=0)
-        for loss in summary.losses
-    }
+def read_comparison(folder: str | os.PathLike[str], baseline: str | None = None) -> Comparison:
+    """The comparison in a folder, with its statistics.
+
+    Args:
+        folder: of a comparison, with runs.jsonl and details/.
+        baseline: the loss that others are compared with. None: the task's, or the first there is.
+
+    Raises:
+        FileNotFoundError: there are no runs in `folder`.
+        ValueError: none of the runs is of the baseline; they are of several tasks or data sets; or comparison.json
+            is damaged.
+    """
+    runs = read_runs(folder)
+    if not runs:
+        raise FileNotFoundError(f"`folder` must hold runs of a comparison (runs.jsonl), got '{folder}' without any.")
+    place = user_path(folder)
+    origin = _origin(place)
+    # not as they came: processes side by side, or a start after a failure, would make another report of the same runs
+    losses = list(dict.fromkeys([*origin.get("losses", []), *(run.loss for run in runs)]))
+    places = {loss: number for number, loss in enumerate(losses)}
+    runs.sort(key=lambda run: (places[run.loss], run.seed, run.stage == "test", settings_text(run.settings)))
+    return Comparison(place, origin, runs, summarise(runs, baseline))
 
 
-def _block(summary: Summary, metrics: Sequence[str], with_difference: bool, counts: Mapping[str, int]) -> str:
-    heads = [f"{name} {'↑' if summary.metrics[name] else '↓'}" for name in metrics]
-    rows = [["loss", *["seeds"] * bool(counts), *heads]]
-    if with_difference and metrics:
-        rows[0] += [f"{metrics[0]} - {summary.baseline}", "ms/step"]
-    for loss in summary.losses:
-        cells = [summary.cells.get((loss, metric)) for metric in metrics]
-        seeds = [f"{counts[loss]} of {len(summary.seeds)}"] if counts else []
-        row = [loss, *seeds, *("" if cell is None else _figure(cell) for cell in cells)]
-        if not any(cells):
-            row = [loss, *seeds, "failed"]
-        elif with_difference:
-            row.append(_difference(cells[0], loss == summary.baseline))
-            seconds = summary.seconds_per_step[loss]  # NaN for trainings of one step
-            row.append("-" if math.isnan(seconds) else f"{1000 * seconds:.1f}")
-        rows.append(row)
-    widths = [max(len(row[i]) for row in rows if i < len(row)) for i in range(max(map(len, rows)))]
-    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=False)).rstrip() for row in rows]
-    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+def _origin(folder: Path) -> dict[str, Any]:
+    path = folder / "comparison.json"
+    try:
+        return dict(json.loads(path.read_bytes())) if path.is_file() else {}
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} must say of a comparison what it is of, got no JSON object ({error}).") from None
 
 
-def _figure(cell: Cell) -> str:
-    spread = "" if math.isnan(cell.sd) else f" ± {cell.sd:.3f}"
-    return f"{cell.mean:.3f}{spread}{'*' if cell.best else ''}"
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """Settings or values by name in a line, as tables and messages show them.
 
-
-def _difference(cell: Cell | None, is_baseline: bool) -> str:
-    if is_baseline:
-        return "baseline"
-    if cell is None or cell.difference is None:
-        return ""
-    interval = "" if math.isnan(cell.low) else f" [{cell.low:+.3f}, {cell.high:+.3f}]"
-    return f"{cell.difference:+.3f}{interval}"
-
-
-def _failure_note(run: Run) -> str:
-    failure = run.failure or {}
-    values = ", ".join(f"{name} {value:.4g}" for name, value in failure.get("values", {}).items())
-    settings = ", ".join(f"{name}={value}" for name, value in run.settings.items())
-    where = f"{run.loss} ({settings}, seed {run.seed}) failed at step {failure.get('step')}"
-    return f"{where}: {failure.get('reason')}{f' ({values})' if values else ''}"
+    >>> settings_text({"lr": 0.001, "form": "ap"})
+    'lr 0.001, form ap'
+    """
+    parts = (f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in settings.items())
+    return ", ".join(parts) or NOTHING

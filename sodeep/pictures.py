@@ -222,9 +222,7 @@ def order_picture(pairs: Mapping[str, tuple[Array, Array]]) -> Figure:
         some = slice(None, None, max(1, n // 2000))
         axis.plot([1, n], [1, n], color=GREY, linewidth=1)
         axis.plot(x[some], y[some], ".", color=style(place)["color"], markersize=_dot(n), alpha=0.5, mew=0)
-        spread = np.std(x) * np.std(y)
-        spearman = float(np.mean((x - x.mean()) * (y - y.mean())) / spread) if spread > 0 else math.nan
-        axis.set_title(f"{_short(loss)}\nSpearman {spearman:.3f}", fontsize=9)
+        axis.set_title(f"{_short(loss)}\nSpearman {_correlation(x, y):.3f}", fontsize=9)
         margin = 0.03 * n
         axis.set_xlim(n + margin, 1 - margin)  # rank 1, the highest score, to the right and on top
         axis.set_ylim(n + margin, 1 - margin)
@@ -268,14 +266,14 @@ def quantized_picture(pairs: Mapping[str, tuple[Array, Array]]) -> Figure:
         axis.plot([0, 1], [0, 1], color=GREY, linewidth=1)
         size = _dot(len(exact))
         axis.plot(exact[some], quantized[some], ".", color=style(place)["color"], markersize=size, alpha=0.5, mew=0)
-        axis.set_title(f"{_short(loss)}\ncorrelation {correlation(exact, quantized):.3f}", fontsize=9)
+        axis.set_title(f"{_short(loss)}\ncorrelation {_correlation(exact, quantized):.3f}", fontsize=9)
         axis.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal", xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
     figure.supxlabel("average precision of a query", fontsize=9)
     figure.supylabel("quantised, 20 bins", fontsize=9)
     return figure
 
 
-def correlation(x: Array, y: Array) -> float:
+def _correlation(x: Array, y: Array) -> float:
     """Pearson's correlation, NaN where one of both is constant."""
     x, y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     spread = float(np.std(x) * np.std(y))

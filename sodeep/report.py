@@ -1,188 +1,100 @@
-"""What came out of a comparison, from its runs: Markdown, JSON, one HTML page with pictures, TensorBoard.
+"""What came out of a comparison, from its runs: plain text, Markdown, JSON, one HTML page with pictures, TensorBoard.
+
+A comparison is read and drawn once, and every form is made of that:
+
+    comparison = read_comparison("runs/retrieval")         # of `sodeep.compare`
+    figures, notes = draw_figures(comparison)
+    write_report(comparison, figures, notes)               # report.md, report.json, report.html in its folder
+    write_tensorboard(comparison, figures, "runs/board")   # then: tensorboard --logdir runs/board
 
 The page needs nothing but itself: pictures are in it, and it loads nothing, from this computer or another. Pictures are
 drawn with matplotlib. Without it the tables are complete, and the report says what is missing.
-
-    write_report("runs/retrieval")                      # report.md, report.json, report.html in that folder
-    write_tensorboard("runs/retrieval", "runs/board")   # then: tensorboard --logdir runs/board
-    draw_report("runs/retrieval")[0].figure.savefig("seeds.pdf")
 """
 
 from __future__ import annotations
 
 import base64
-import contextlib
-import functools
-import io
 import json
 import math
 import os
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from html import escape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 import sodeep
-from sodeep._arrays import read_npz
 from sodeep._checks import user_path
 from sodeep._extras import is_missing, needed, remedy
 from sodeep._files import write_atomic
-from sodeep.checkpoint import list_sorters
-from sodeep.compare import Cell, Run, Summary, read_runs, summarise
-from sodeep.tasks.contenders import LOSSES, RANK_LOSSES, RANKS, contender, terms_of
-from sodeep.weights import pair_weights
+from sodeep.compare import NOTHING, Cell, Comparison, Run, Summary, settings_text
+from sodeep.tasks.base import Array, Loss
 
-Array = NDArray[Any]
-NOTHING = "\N{EN DASH}"
+if TYPE_CHECKING:
+    from sodeep._report_figures import ReportFigure
+
 NO_MATPLOTLIB = f"Pictures are left out: matplotlib is not installed. Install it: {remedy('matplotlib')}"
 
 
-@dataclass(frozen=True)
-class Report:
-    """Where a report is, and what it lacks."""
+def draw_figures(
+    comparison: Comparison, losses: Mapping[str, Loss] | None = None
+) -> tuple[list[ReportFigure], list[str]]:
+    """The figures of the report, and notes on what is missing and why (matplotlib is not installed).
 
-    files: dict[str, Path]
-    """ "markdown", "json" and "html" -> file."""
-    notes: list[str] = field(default_factory=list)
-    """What is missing and why; the report says the same."""
+    They may be saved in a format of your own: ``figures[0].figure.savefig("seeds.pdf")``.
+
+    Args:
+        comparison: from `sodeep.compare.read_comparison`.
+        losses: name -> ``loss(scores, relevant)``, to draw the pair weights of losses of your own; ours are found by
+            their names.
+    """
+    try:
+        from sodeep._report_figures import draw_all
+    except ModuleNotFoundError as error:
+        if not is_missing(error, "matplotlib"):
+            raise
+        return [], [NO_MATPLOTLIB]
+    return draw_all(comparison, losses or {}), []
 
 
 def write_report(
-    folder: str | os.PathLike[str],
-    out: str | os.PathLike[str] | None = None,
+    comparison: Comparison,
+    figures: Sequence[ReportFigure] = (),
+    notes: Sequence[str] = (),
     *,
-    baseline: str | None = None,
-    losses: Mapping[str, Callable[..., Any]] | None = None,
+    out: str | os.PathLike[str] | None = None,
     command: str | None = None,
-) -> Report:
-    """Write report.md, report.json and report.html on the runs in a folder.
+) -> dict[str, Path]:
+    """Write report.md, report.json and report.html.
 
     Args:
-        folder: of a comparison, with runs.jsonl and details/.
-        out: folder to write to, made if it is not there; None: `folder` itself.
-        baseline: the loss that others are compared with; None: the task's own.
-        losses: name -> ``loss(scores, relevant)``, to draw the pair weights of losses of your own; ours are found by
-            their names.
+        comparison: from `sodeep.compare.read_comparison`.
+        figures: from `draw_figures`, for the page.
+        notes: what is missing and why; every report says it.
+        out: folder to write to, made if it is not there. None: that of the comparison.
         command: what was run, to be shown.
 
     Returns:
-        The files, and what they lack.
-
-    Raises:
-        FileNotFoundError: there are no runs in `folder`.
-        ValueError: none of the runs is of the baseline.
+        "markdown", "json" and "html" -> file.
     """
-    parts = _parts(folder, baseline)
-    target = user_path(folder if out is None else out)
+    target = comparison.folder if out is None else user_path(out)
     target.mkdir(parents=True, exist_ok=True)
-    notes: list[str] = []
-    page = _html(parts, losses or {}, command, notes)  # fills the notes
     texts = {
-        "markdown": ("report.md", _markdown(parts, command, notes)),
-        "json": ("report.json", json.dumps(_strict(_data(parts, command, notes)), indent=1, allow_nan=False)),
-        "html": ("report.html", page),
+        "markdown": ("report.md", _markdown(comparison, figures, notes, command)),
+        "json": ("report.json", json.dumps(_strict(_data(comparison, notes, command)), indent=1, allow_nan=False)),
+        "html": ("report.html", _html(comparison, figures, notes, command)),
     }
     files = {}
     for kind, (name, text) in texts.items():
         files[kind] = target / name
         write_atomic(files[kind], text.encode())
-    return Report(files, notes)
+    return files
 
 
-# ---- the runs of one task on one data set ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Part:
-    """The runs of one task on one data set, and their statistics."""
-
-    summary: Summary
-    runs: list[Run]
-    folder: Path
-
-    @property
-    def headline(self) -> str:
-        return next(iter(self.summary.metrics), "")
-
-    @property
-    def ranked(self) -> list[str]:
-        """Losses, the best mean of the headline metric first, those without a result last."""
-        sign = -1 if self.summary.metrics.get(self.headline, True) else 1
-
-        def place(loss: str) -> float:
-            cell = self.summary.cells.get((loss, self.headline))
-            return math.inf if cell is None or math.isnan(cell.mean) else sign * cell.mean
-
-        return sorted(self.summary.losses, key=place)
-
-    def tests(self, loss: str) -> list[Run]:
-        """The tested runs of a loss, by seed."""
-        found = [run for run in self.runs if (run.loss, run.stage, run.status) == (loss, "test", "ok")]
-        return sorted(found, key=lambda run: run.seed)
-
-    def curves(self, name: str) -> dict[str, list[list[tuple[int, float]]]]:
-        """Loss -> the curve of each seed."""
-        found = {loss: [run.curves[name] for run in self.tests(loss) if run.curves.get(name)] for loss in self.losses}
-        return found if any(found.values()) else {}
-
-    @property
-    def losses(self) -> list[str]:
-        """Losses with a tested run, in the order of their colours."""
-        return [loss for loss in self.summary.losses if self.tests(loss)]
-
-    def details(self, *names: str) -> Iterator[tuple[Run, dict[str, Array]]]:
-        """The tested runs that have all the named arrays, with these."""
-        for loss in self.losses:
-            for run in self.tests(loss):
-                path = self.folder / run.details if run.details else None
-                if path is None or not path.is_file():
-                    continue
-                try:
-                    arrays = read_npz(path, names)
-                except ValueError as error:
-                    raise ValueError(f"{path} must hold the arrays of a test: {error}. Delete it.") from None
-                if len(arrays) == len(names):
-                    yield run, arrays
-
-
-def _parts(folder: str | os.PathLike[str], baseline: str | None) -> list[_Part]:
-    groups: dict[tuple[str, str], list[Run]] = {}
-    runs = read_runs(folder)
-    if not runs:
-        raise FileNotFoundError(f"`folder` must hold runs of a comparison (runs.jsonl), got '{folder}' without any.")
-    # not as they came: processes side by side, or a start after a failure, would make another report of the same runs
-    losses = list(dict.fromkeys([*_origin(user_path(folder)).get("losses", []), *(run.loss for run in runs)]))
-    places = {loss: place for place, loss in enumerate(losses)}
-    for run in sorted(runs, key=lambda run: (places[run.loss], run.seed, run.stage == "test", _settings(run.settings))):
-        groups.setdefault((run.task, run.data), []).append(run)
-    return [_Part(summarise(runs, baseline), runs, user_path(folder)) for runs in groups.values()]
-
-
-def _origin(folder: Path) -> dict[str, Any]:
-    """What the comparison says of itself: epochs, batch size, losses in order, versions."""
-    path = folder / "comparison.json"
-    try:
-        return dict(json.loads(path.read_bytes())) if path.is_file() else {}
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} must say of a comparison what it is of, got no JSON object ({error}).") from None
-
-
-# ---- words and tables ------------------------------------------------------------------------------------------------
-
-
-class _Table(NamedTuple):
-    title: str
-    header: list[str]
-    rows: list[list[str]]
-    note: str = ""
-    words: int = 1
-    """How many columns, from the left, are words and not numbers."""
+# ---- words -----------------------------------------------------------------------------------------------------------
 
 
 def _number(value: float, signed: bool = False, like: float | None = None) -> str:
@@ -195,31 +107,126 @@ def _number(value: float, signed: bool = False, like: float | None = None) -> st
     return text.replace("-", "\N{MINUS SIGN}")
 
 
-def _mean(mean: float, sd: float) -> str:
-    return _number(mean) if math.isnan(sd) else f"{_number(mean)} ± {_number(sd, like=mean)}"
+def _mean(cell: Cell) -> str:
+    return _number(cell.mean) if math.isnan(cell.sd) else f"{_number(cell.mean)} ± {_number(cell.sd, like=cell.mean)}"
 
 
-def _interval(cell: Cell) -> str:
-    if cell.difference is None or math.isnan(cell.low):
+def _difference(cell: Cell) -> str:
+    """To the baseline, with its interval if there is one."""
+    if cell.difference is None:
         return NOTHING
-    middle, low, high = (_number(value, signed=True) for value in (cell.difference, cell.low, cell.high))
-    return f"{middle} [{low}, {high}]"
+    interval = f" [{_number(cell.low, signed=True)}, {_number(cell.high, signed=True)}]" * cell.has_interval
+    return _number(cell.difference, signed=True) + interval
 
 
-def _findings(part: _Part) -> list[str]:
+def _arrows(summary: Summary) -> list[str]:
+    return [f"{metric} {'↑' if higher else '↓'}" for metric, higher in summary.metrics.items()]
+
+
+def _milliseconds(seconds: float | None) -> str:
+    """Of a step. NaN for trainings of one."""
+    return NOTHING if seconds is None or math.isnan(seconds) else f"{1e3 * seconds:.1f}"
+
+
+def _seeds(count: int) -> str:
+    return f"{count} seed{'s' * (count != 1)}"
+
+
+def _failure(run: Run) -> tuple[str, str, str]:
+    """Step, reason and values of a run that failed."""
+    failure = run.failure or {}
+    step, reason = (str(failure.get(key, NOTHING)) for key in ("step", "reason"))
+    return step, reason, settings_text(failure.get("values") or {})
+
+
+def repeated_note(summary: Summary, command: str) -> str:
+    """How many runs failed for reasons outside the loss, and that `command` repeats them; "" for none."""
+    count = sum(bool((run.failure or {}).get("again")) for run in summary.failed)
+    runs = f"{count} run{'s' * (count != 1)}"
+    return f"{runs} failed for reasons outside the loss: start {command} again to repeat what failed." * bool(count)
+
+
+# ---- plain text ------------------------------------------------------------------------------------------------------
+
+
+def text_table(summary: Summary) -> str:
+    """The summary as plain text.
+
+    A line a loss, a column a metric: mean and standard deviation over the seeds; ``*`` the best mean. Then the paired
+    difference to the baseline with its 95% interval, of the most important metric. Many metrics make several tables.
+    Where a loss lacks the test of a seed, a column says how many seeds each has.
+    """
+    counts = _tested_seeds(summary)
+    whole = set(counts.values()) <= {0, len(summary.seeds)}  # those without any are said to have failed
+    seeds = f"of {_seeds(len(summary.seeds))}" if whole else "over the seeds"
+    blocks = [f"{summary.task} on {summary.data}: mean ± sd {seeds}, * = best mean"]
+    names = list(summary.metrics)
+    size = math.ceil(len(names) / math.ceil(len(names) / 6)) if names else 1
+    for start in range(0, max(1, len(names)), size):
+        blocks.append(_block(summary, names[start : start + size], start == 0, {} if whole else counts))
+    blocks.append("\n".join(_failure_line(run) for run in summary.failed))
+    return "\n\n".join(filter(None, blocks))
+
+
+def _tested_seeds(summary: Summary) -> dict[str, int]:
+    """Loss -> of how many seeds its figures are."""
+    return {
+        loss: max((cell.n for (name, _), cell in summary.cells.items() if name == loss), default=0)
+        for loss in summary.losses
+    }
+
+
+def _block(summary: Summary, metrics: Sequence[str], with_difference: bool, counts: Mapping[str, int]) -> str:
+    heads = dict(zip(summary.metrics, _arrows(summary), strict=True))
+    rows = [["loss", *["seeds"] * bool(counts), *(heads[metric] for metric in metrics)]]
+    if with_difference and metrics:
+        rows[0] += [f"{metrics[0]} - {summary.baseline}", "ms/step"]
+    for loss in summary.losses:
+        cells = [summary.cells.get((loss, metric)) for metric in metrics]
+        seeds = [f"{counts[loss]} of {len(summary.seeds)}"] if counts else []
+        row = [loss, *seeds, *("" if cell is None else _mean(cell) + "*" * cell.best for cell in cells)]
+        if not any(cells):
+            row = [loss, *seeds, "failed"]
+        elif with_difference:
+            difference = NOTHING if cells[0] is None else _difference(cells[0])
+            row.append("baseline" if loss == summary.baseline else difference)
+            row.append(_milliseconds(summary.seconds_per_step[loss]))
+        rows.append(row)
+    widths = [max(len(row[i]) for row in rows if i < len(row)) for i in range(max(map(len, rows)))]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=False)).rstrip() for row in rows]
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+
+def _failure_line(run: Run) -> str:
+    step, reason, values = _failure(run)
+    where = f"{run.loss} ({settings_text(run.settings)}, seed {run.seed}) failed at step {step}"
+    return f"{where}: {reason}" + f" ({values})" * (values != NOTHING)
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
+
+
+class _Table(NamedTuple):
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+    note: str = ""
+    words: int = 1
+    """How many columns, from the left, are words and not numbers."""
+
+
+def _findings(comparison: Comparison) -> list[str]:
     """What the headline metric says, in sentences; most of all, what it does not say."""
-    summary, metric = part.summary, part.headline
-    cells = {loss: summary.cells[loss, metric] for loss in part.losses if (loss, metric) in summary.cells}
+    summary, metric = comparison.summary, comparison.headline
+    cells = {loss: summary.cells[loss, metric] for loss in comparison.tested if (loss, metric) in summary.cells}
     if not cells:
         return ["No run was finished."]
-    best, base = next(loss for loss in part.ranked if loss in cells), summary.baseline
-    first = (
-        f"{best} has the best mean {metric}: {_mean(cells[best].mean, cells[best].sd)} over {_seeds(cells[best].n)}."
-    )
+    best, base = next(loss for loss in comparison.ranked if loss in cells), summary.baseline
+    first = f"{best} has the best mean {metric}: {_mean(cells[best])} over {_seeds(cells[best].n)}."
     if best == base:
         first = f"The baseline {first}"
     found = [first]
-    compared = {loss: cell for loss, cell in cells.items() if _interval(cell) != NOTHING}
+    compared = {loss: cell for loss, cell in cells.items() if cell.has_interval}
     groups: dict[str, list[str]] = {"better": [], "worse": [], "unclear": []}
     for loss, cell in compared.items():
         up = (cell.difference or 0.0) > 0
@@ -234,52 +241,44 @@ def _findings(part: _Part) -> list[str]:
     if not compared and len(cells) > 1:
         found.append("With one seed in common there is no spread: take no difference for more than chance.")
     if summary.failed:
-        found.append(f"{len(summary.failed)} of {len(part.runs)} runs failed; see below.")
-    missing = {loss: len(part.tests(loss)) for loss in part.losses if len(part.tests(loss)) < len(summary.seeds)}
+        found.append(f"{len(summary.failed)} of {len(comparison.runs)} runs failed; see below.")
+    missing = {loss: len(runs) for loss, runs in comparison.tested.items() if len(runs) < len(summary.seeds)}
     if missing:
         counts = ", ".join(f"{loss} has {count}" for loss, count in missing.items())
         found.append(f"Not every loss was tested with all {_seeds(len(summary.seeds))}: {counts}.")
-    again = sum(bool((run.failure or {}).get("again")) for run in summary.failed)
-    if again:
-        failed = f"{again} run{'s' * (again != 1)} failed for reasons outside the loss"
-        found.append(f"{failed}: start the comparison again to repeat what failed.")
-    return found
+    return [*found, *filter(None, [repeated_note(summary, "the comparison")])]
 
 
-def _seeds(count: int) -> str:
-    return f"{count} seed{'s' * (count != 1)}"
+def _tables(comparison: Comparison) -> list[_Table]:
+    return [
+        table
+        for table in (_results(comparison), _differences(comparison), _cost(comparison), _failures(comparison))
+        if table.rows
+    ]
 
 
-def _tables(part: _Part) -> list[_Table]:
-    return [table for table in (_results(part), _differences(part), _cost(part), _failures(part)) if table.rows]
-
-
-def _arrows(part: _Part) -> list[str]:
-    return [f"{metric} {'↑' if higher else '↓'}" for metric, higher in part.summary.metrics.items()]
-
-
-def _results(part: _Part) -> _Table:
+def _results(comparison: Comparison) -> _Table:
     rows = []
-    for loss in part.ranked:
-        rows.append([loss, str(len(part.tests(loss)))])
-        for metric in part.summary.metrics:
-            cell = part.summary.cells.get((loss, metric))
-            text = NOTHING if cell is None else _mean(cell.mean, cell.sd)
+    for loss in comparison.ranked:
+        rows.append([loss, str(len(comparison.tested.get(loss, [])))])
+        for metric in comparison.summary.metrics:
+            cell = comparison.summary.cells.get((loss, metric))
+            text = NOTHING if cell is None else _mean(cell)
             rows[-1].append(f"**{text}**" if cell is not None and cell.best else text)
     note = (
         "Mean ± standard deviation over the seeds, on the test split. "
         "↑ higher is better, ↓ lower; the best mean of a column is bold."
     )
-    if any("R@" in metric for metric in part.summary.metrics):  # recall_at_k is another
+    if any("R@" in metric for metric in comparison.summary.metrics):  # recall_at_k is another
         note += " R@k is the hit rate: the share of queries with a relevant item among the first k."
-    return _Table("Results", ["loss", "seeds", *_arrows(part)], rows, note)
+    return _Table("Results", ["loss", "seeds", *_arrows(comparison.summary)], rows, note)
 
 
-def _differences(part: _Part) -> _Table:
+def _differences(comparison: Comparison) -> _Table:
     rows = []
-    for loss in part.ranked:
-        cells = [part.summary.cells.get((loss, metric)) for metric in part.summary.metrics]
-        row = [NOTHING if cell is None else _interval(cell) for cell in cells]
+    for loss in comparison.ranked:
+        cells = [comparison.summary.cells.get((loss, metric)) for metric in comparison.summary.metrics]
+        row = [_difference(cell) if cell is not None and cell.has_interval else NOTHING for cell in cells]
         if set(row) != {NOTHING}:
             rows.append([loss, *row])
     note = (
@@ -287,19 +286,21 @@ def _differences(part: _Part) -> _Table:
         "weights and batches. An interval that holds 0 tells nothing apart. Each is of one comparison, not corrected "
         "for how many there are."
     )
-    return _Table(f"Differences to {part.summary.baseline}", ["loss", *_arrows(part)], rows, note)
+    return _Table(f"Differences to {comparison.summary.baseline}", ["loss", *_arrows(comparison.summary)], rows, note)
 
 
-def _cost(part: _Part) -> _Table:
+def _cost(comparison: Comparison) -> _Table:
     rows = []
-    for loss in part.losses:
-        seconds, memory = part.summary.seconds_per_step.get(loss), part.summary.peak_memory.get(loss)
-        chosen = [f"{_settings(settings)} ({_seeds(n)})" for settings, n in part.summary.settings.get(loss, [])]
+    for loss in comparison.tested:
+        memory = comparison.summary.peak_memory.get(loss)
+        chosen = [
+            f"{settings_text(settings)} ({_seeds(n)})" for settings, n in comparison.summary.settings.get(loss, [])
+        ]
         rows.append(
             [
                 loss,
                 "; ".join(chosen) or NOTHING,
-                NOTHING if seconds is None or math.isnan(seconds) else f"{1e3 * seconds:.1f}",
+                _milliseconds(comparison.summary.seconds_per_step.get(loss)),
                 NOTHING if memory is None else f"{memory / 1e6:.1f}",
             ]
         )
@@ -307,54 +308,45 @@ def _cost(part: _Part) -> _Table:
     return _Table("Settings and cost", ["loss", "chosen", "ms per step", "peak MB of a step"], rows, note, words=2)
 
 
-def _failures(part: _Part) -> _Table:
-    rows = []
-    for run in part.summary.failed:
-        failure = run.failure or {}
-        step, reason = (str(failure.get(key, NOTHING)) for key in ("step", "reason"))
-        values = _settings(failure.get("values") or {})
-        rows.append([run.loss, str(run.seed), _settings(run.settings), step, reason, values])
+def _failures(comparison: Comparison) -> _Table:
+    rows = [[run.loss, str(run.seed), settings_text(run.settings), *_failure(run)] for run in comparison.summary.failed]
     header = ["loss", "seed", "settings", "step", "reason", "values"]
     return _Table("Failed runs", header, rows, words=len(header))
 
 
-def _settings(settings: Mapping[str, Any]) -> str:
-    parts = (f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in settings.items())
-    return ", ".join(parts) or NOTHING
-
-
-def _header(part: _Part) -> str:
+def _header(comparison: Comparison) -> str:
     """Data, seeds, steps, device and versions in one line."""
-    steps = sorted({run.steps for loss in part.losses for run in part.tests(loss)})
+    summary, made = comparison.summary, comparison.origin
+    steps = sorted({run.steps for runs in comparison.tested.values() for run in runs})
     length = f"{steps[0]} to {steps[-1]} steps" if len(steps) > 1 else f"{steps[0]} steps" if steps else "no result"
-    made = _origin(part.folder)
     batch = f", {made['batch_size']} items a step" if "batch_size" in made else ""
     versions = ", ".join(f"{name} {made[name]}" for name in ("sodeep", "torch") if name in made)
     return (
-        f"Data: {part.summary.data}. Baseline: {part.summary.baseline}. {len(part.summary.losses)} losses, "
-        f"{_seeds(len(part.summary.seeds))}, {length}{batch}, on {part.summary.device}{versions and f'; {versions}'}."
+        f"Data: {summary.data}. Baseline: {summary.baseline}. {len(summary.losses)} losses, "
+        f"{_seeds(len(summary.seeds))}, {length}{batch}, on {summary.device}{versions and f'; {versions}'}."
     )
 
 
-def _markdown(parts: Sequence[_Part], command: str | None, notes: Sequence[str]) -> str:
-    lines = []
-    for part in parts:
-        lines += [f"# Losses compared: {part.summary.task}", "", _header(part), ""]
-        if command:
-            lines += [f"    {command}", ""]
-        lines += [f"* {finding}" for finding in _findings(part)] + [""]
-        for table in _tables(part):
-            lines += [f"## {table.title}", ""]
-            cells = [[entry.replace("|", "\\|") for entry in row] for row in [table.header, *table.rows]]
-            lines += ["| " + " | ".join(cells[0]) + " |"]
-            lines += ["|---" * table.words + "|---:" * (len(table.header) - table.words) + "|"]
-            lines += ["| " + " | ".join(row) + " |" for row in cells[1:]]
-            lines += ["", table.note, ""] if table.note else [""]
-    lines += [*notes, ""] if notes else ["Pictures: report.html.", ""]
+def _markdown(
+    comparison: Comparison, figures: Sequence[ReportFigure], notes: Sequence[str], command: str | None
+) -> str:
+    lines = [f"# Losses compared: {comparison.summary.task}", "", _header(comparison), ""]
+    if command:
+        lines += [f"    {command}", ""]
+    lines += [f"* {finding}" for finding in _findings(comparison)] + [""]
+    for table in _tables(comparison):
+        lines += [f"## {table.title}", ""]
+        cells = [[entry.replace("|", "\\|") for entry in row] for row in [table.header, *table.rows]]
+        lines += ["| " + " | ".join(cells[0]) + " |"]
+        lines += ["|---" * table.words + "|---:" * (len(table.header) - table.words) + "|"]
+        lines += ["| " + " | ".join(row) + " |" for row in cells[1:]]
+        lines += ["", table.note, ""] if table.note else [""]
+    lines += [*notes, ""] if notes else ["Pictures: report.html.", ""] if figures else []
     return "\n".join(lines)
 
 
-def _data(parts: Sequence[_Part], command: str | None, notes: Sequence[str]) -> dict[str, Any]:
+def _data(comparison: Comparison, notes: Sequence[str], command: str | None) -> dict[str, Any]:
+    summary = comparison.summary
     return {
         "format_version": 1,
         "sodeep": sodeep.__version__,
@@ -363,29 +355,28 @@ def _data(parts: Sequence[_Part], command: str | None, notes: Sequence[str]) -> 
         "notes": list(notes),
         "comparisons": [
             {
-                "task": part.summary.task,
-                "data": part.summary.data,
-                "baseline": part.summary.baseline,
-                "higher_is_better": part.summary.metrics,
-                "findings": _findings(part),
+                "task": summary.task,
+                "data": summary.data,
+                "baseline": summary.baseline,
+                "higher_is_better": summary.metrics,
+                "findings": _findings(comparison),
                 "losses": {
                     loss: {
                         "metrics": {
-                            metric: asdict(part.summary.cells[loss, metric])
-                            for metric in part.summary.metrics
-                            if (loss, metric) in part.summary.cells
+                            metric: asdict(summary.cells[loss, metric])
+                            for metric in summary.metrics
+                            if (loss, metric) in summary.cells
                         },
                         "settings": [
-                            {"chosen": settings, "seeds": n} for settings, n in part.summary.settings.get(loss, [])
+                            {"chosen": settings, "seeds": n} for settings, n in summary.settings.get(loss, [])
                         ],
-                        "seconds_per_step": part.summary.seconds_per_step.get(loss),
-                        "peak_memory": part.summary.peak_memory.get(loss),
+                        "seconds_per_step": summary.seconds_per_step.get(loss),
+                        "peak_memory": summary.peak_memory.get(loss),
                     }
-                    for loss in part.ranked
+                    for loss in comparison.ranked
                 },
-                "runs": [json.loads(run.to_json()) for run in part.runs],
+                "runs": [json.loads(run.to_json()) for run in comparison.runs],
             }
-            for part in parts
         ],
     }
 
@@ -397,209 +388,6 @@ def _strict(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_strict(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-# ---- pictures --------------------------------------------------------------------------------------------------------
-
-
-class Picture(NamedTuple):
-    """A picture of the report."""
-
-    title: str
-    caption: str
-    figure: Any
-    """matplotlib.figure.Figure"""
-
-
-def draw_report(
-    folder: str | os.PathLike[str],
-    *,
-    baseline: str | None = None,
-    losses: Mapping[str, Callable[..., Any]] | None = None,
-) -> list[Picture]:
-    """The pictures of the report one by one, to be saved in a format of your own: ``picture.figure.savefig(path)``.
-
-    Args:
-        folder: of a comparison, with runs.jsonl and details/.
-        baseline: the loss that others are compared with; None: the task's own.
-        losses: as of `write_report`.
-
-    Raises:
-        FileNotFoundError: there are no runs in `folder`.
-        ModuleNotFoundError: matplotlib is not installed.
-    """
-    return [picture for part in _parts(folder, baseline) for picture in _pictures(part, losses or {})]
-
-
-def _pictures(part: _Part, losses: Mapping[str, Callable[..., Any]]) -> Iterator[Picture]:
-    """Every picture that the runs have the arrays for."""
-    from sodeep import pictures
-
-    summary, metric, names = part.summary, part.headline, part.losses
-    if not names:
-        return
-    values = {loss: [run.metrics[metric] for run in part.tests(loss)] for loss in names}
-    cells = {loss: summary.cells[loss, metric] for loss in names if (loss, metric) in summary.cells}
-    intervals = {
-        loss: (cell.difference, cell.low, cell.high)
-        for loss, cell in cells.items()
-        if cell.difference is not None and not math.isnan(cell.low)
-    }
-    yield Picture(
-        f"{metric} of every seed",
-        "A dot is a seed, the bar their mean."
-        + " Right: paired differences to the baseline; those across 0 tell nothing." * bool(intervals),
-        pictures.seeds_picture(values, intervals, metric, summary.baseline, summary.metrics[metric]),
-    )
-    curves = part.curves(f"val/{metric}")
-    if curves:
-        yield Picture(
-            "Learning curves",
-            f"{metric} on the validation split: the mean over the seeds, and each seed as a faint line.",
-            pictures.curve_picture(curves, f"{metric} on the validation split"),
-        )
-    curves = part.curves("loss/train")
-    if curves:
-        yield Picture(
-            "Training losses",
-            "A line is a seed; a point, the mean since the one before. Losses differ in scale: compare shapes only.",
-            pictures.loss_picture(curves),
-        )
-    orders = {run.loss: (arrays["predicted"], arrays["true"]) for run, arrays in _first(part, "predicted", "true")}
-    if orders:
-        yield Picture(
-            "Predicted against true ranks",
-            "Test split, first seed. On the line, an item has the rank it should have; rank 1 is the highest score.",
-            pictures.order_picture(orders),
-        )
-    recalls = _precision_recall(part)
-    if recalls:
-        yield Picture(
-            "Precision and recall",
-            "At each recall the precision where it is first reached, averaged over the labels and the seeds.",
-            pictures.precision_recall_picture(recalls),
-        )
-    aps: dict[str, list[tuple[Array, Array]]] = {}
-    for run, arrays in part.details("ap", "ap_quantized"):
-        known = np.isfinite(arrays["ap"]) & np.isfinite(arrays["ap_quantized"])
-        aps.setdefault(run.loss, []).append((arrays["ap"][known], arrays["ap_quantized"][known]))
-    if aps:
-        pooled = {loss: tuple(np.concatenate(side) for side in zip(*pairs, strict=True)) for loss, pairs in aps.items()}
-        yield Picture(
-            "Average precision against its quantised form",
-            "A dot is a test query, of all seeds. The quantised form is what QuantizedAPLoss trains on.",
-            pictures.quantized_picture(pooled),  # type: ignore[arg-type]
-        )
-    yield from _strips(part)
-    weights, scores, relevant = _weights(_callables(part, losses))
-    if weights:
-        yield Picture(
-            "Pair weights",
-            f"How hard a loss pulls on a pair, by its gradient, for one query with {int(relevant.sum())} relevant "
-            f"items around a similarity of 0.6 and {int((~relevant).sum())} others around 0.2, with the settings "
-            "chosen most often. Below 0 it pulls the wrong way.",
-            pictures.weight_picture(scores, relevant, weights, {loss: names.index(loss) for loss in weights}),
-        )
-    yield Picture(
-        "Cost of a step",
-        "Encoder and loss, forward and backward; median time, and what is allocated at the peak.",
-        pictures.cost_picture({loss: summary.seconds_per_step[loss] for loss in names}, summary.peak_memory),
-    )
-
-
-def _first(part: _Part, *names: str) -> Iterator[tuple[Run, dict[str, Array]]]:
-    """The first seed of each loss that has the arrays."""
-    seen: set[str] = set()
-    for run, arrays in part.details(*names):
-        if run.loss not in seen:
-            seen.add(run.loss)
-            yield run, arrays
-
-
-def _strips(part: _Part) -> Iterator[Picture]:
-    """First results for random and worst queries, of the best loss and of the baseline."""
-    from sodeep import pictures
-
-    names = ("strip_pictures", "strip_right", "strip_kind", "strip_ap")
-    for asked in ("strip_queries", "strip_texts"):
-        found = {run.loss: (run, arrays) for run, arrays in _first(part, asked, *names)}
-        wanted = dict.fromkeys([next((loss for loss in part.ranked if loss in found), ""), part.summary.baseline])
-        for run, arrays in (found[loss] for loss in wanted if loss in found):
-            for kind, words in (("random", "Random queries"), ("worst", "Queries of lowest average precision")):
-                of_kind = arrays["strip_kind"] == kind
-                queries = arrays[asked][of_kind]
-                if len(queries):
-                    yield Picture(
-                        f"{words}: {run.loss}",
-                        f"Test split, seed {run.seed}. Right results have a blue frame and a tick, wrong ones an "
-                        "orange frame and a cross.",
-                        pictures.strip_picture(
-                            [str(text) for text in queries] if asked == "strip_texts" else queries,
-                            *(arrays[name][of_kind] for name in ("strip_pictures", "strip_right", "strip_ap")),
-                        ),
-                    )
-
-
-def _precision_recall(part: _Part, points: int = 101) -> dict[str, tuple[Array, Array]]:
-    """Loss -> recall and precision (points,), averaged over labels and seeds."""
-    recall = np.linspace(0, 1, points)
-    found: dict[str, list[Array]] = {}
-    for run, arrays in part.details("scores", "relevant", "known"):
-        for scores, relevant, known in zip(*(arrays[name].T for name in ("scores", "relevant", "known")), strict=True):
-            if relevant[known].any():
-                found.setdefault(run.loss, []).append(_precision_at(recall, scores[known], relevant[known]))
-    return {loss: (recall, np.mean(curves, axis=0)) for loss, curves in found.items()}
-
-
-def _precision_at(recall: Array, scores: Array, relevant: Array) -> Array:
-    """Precision at the first depth that reaches each recall; tied items are taken together."""
-    order = np.argsort(-scores.astype(np.float64), kind="stable")
-    hits = np.cumsum(relevant[order])
-    ends = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))
-    reached = np.searchsorted(hits[ends], np.maximum(np.ceil(recall * hits[-1] - 1e-9), 1))
-    depth = ends[reached]
-    result: Array = hits[depth] / (depth + 1)
-    return result
-
-
-def _weights(losses: Mapping[str, Callable[..., Any]]) -> tuple[dict[str, Array], Array, Array]:
-    """Loss -> pair weights (N,), with scores and relevance (N,): quantiles of two normal distributions.
-
-    N is 1,000, for smooth curves; or 100, the list that sorters of one length take, if one of the losses refuses more.
-    """
-    for n in (1000, 100):
-        near, far = (torch.special.ndtri((torch.arange(m) + 0.5).double() / m) for m in (n // 5, n - n // 5))
-        scores, relevant = torch.cat([0.6 + 0.12 * near, 0.2 + 0.15 * far]), torch.arange(n) < n // 5
-        found = {}
-        for name, loss in losses.items():
-            with contextlib.suppress(ValueError):
-                found[name] = pair_weights(loss, scores, relevant).numpy()
-        if found.keys() == losses.keys():
-            break
-    return found, scores.numpy(), relevant.numpy()
-
-
-def _callables(part: _Part, given: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """Losses of (scores, relevant): those given, and ours by name. No code is run that a folder of runs only names."""
-    ranks = {*RANKS, *(card.name for card in list_sorters())}
-
-    def ours(term: str) -> bool:
-        loss, _, rank = term.partition(":")
-        return term in LOSSES or (loss in RANK_LOSSES and rank in ranks)
-
-    found: dict[str, Callable[..., Any]] = {}
-    for name in part.losses:
-        if name in given:
-            found[name] = given[name]
-        elif all(ours(term) for term in terms_of(name)):
-            terms = contender(name).terms(part.summary.settings[name][0][0], "relevant")
-            if all(form == "relevant" for _, form, _ in terms):
-                found[name] = functools.partial(_weighted_sum, terms)
-    return found
-
-
-def _weighted_sum(terms: Sequence[tuple[float, str, Callable[..., Any]]], scores: Any, relevant: Any) -> Any:
-    return sum(weight * loss(scores, relevant) for weight, _, loss in terms)
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
@@ -621,29 +409,18 @@ pre { background: #f4f4f4; padding: .6rem .8rem; overflow-x: auto; }
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
-def _html(
-    parts: Sequence[_Part], losses: Mapping[str, Callable[..., Any]], command: str | None, notes: list[str]
-) -> str:
-    body = []
-    for part in parts:
-        body += [f"<h1>Losses compared: {escape(part.summary.task)}</h1>", f"<p class=note>{escape(_header(part))}</p>"]
-        if command:
-            body.append(f"<pre>{escape(command)}</pre>")
-        body += ["<ul>", *(f"<li>{escape(finding)}</li>" for finding in _findings(part)), "</ul>"]
-        tables = _tables(part)
-        body.append(_html_table(tables[0]))
-        try:
-            pictures = list(_pictures(part, losses))
-        except ModuleNotFoundError as error:
-            if not is_missing(error, "matplotlib"):
-                raise
-            pictures = []
-            notes[:] = [NO_MATPLOTLIB]
-        body += [_html_picture(picture) for picture in pictures[:1]]
-        body += [_html_table(table) for table in tables[1:]]
-        body += [_html_picture(picture) for picture in pictures[1:]]
+def _html(comparison: Comparison, figures: Sequence[ReportFigure], notes: Sequence[str], command: str | None) -> str:
+    title = f"Losses compared: {comparison.summary.task}"
+    body = [f"<h1>{escape(title)}</h1>", f"<p class=note>{escape(_header(comparison))}</p>"]
+    if command:
+        body.append(f"<pre>{escape(command)}</pre>")
+    body += ["<ul>", *(f"<li>{escape(finding)}</li>" for finding in _findings(comparison)), "</ul>"]
+    tables = _tables(comparison)
+    body.append(_html_table(tables[0]))
+    body += [_html_figure(figure) for figure in figures[:1]]
+    body += [_html_table(table) for table in tables[1:]]
+    body += [_html_figure(figure) for figure in figures[1:]]
     body += [f"<p class=note>{escape(note)}</p>" for note in notes]
-    title = f"Losses compared: {', '.join(dict.fromkeys(part.summary.task for part in parts))}"
     return "\n".join(
         [
             "<!DOCTYPE html>",
@@ -674,30 +451,20 @@ def _html_table(table: _Table) -> str:
     return f"<h2>{escape(table.title)}</h2>\n<div class=scroll><table>\n{head}\n{rows}\n</table></div>\n{note}"
 
 
-def _html_picture(picture: Picture) -> str:
-    file = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # texts in scripts that the font lacks
-        picture.figure.savefig(file, format="png", dpi=130, metadata={"Software": None})
-    data = base64.b64encode(file.getvalue()).decode("ascii")
-    width = round(picture.figure.get_figwidth() * 96)
+def _html_figure(figure: ReportFigure) -> str:
+    data = base64.b64encode(figure.png).decode("ascii")
+    width = round(figure.figure.get_figwidth() * 96)
     return (
-        f"<h2>{escape(picture.title)}</h2>\n<figure>"
-        f'<img width={width} alt="{escape(picture.title)}" src="data:image/png;base64,{data}">'
-        f"<figcaption>{escape(picture.caption)}</figcaption></figure>"
+        f"<h2>{escape(figure.title)}</h2>\n<figure>"
+        f'<img width={width} alt="{escape(figure.title)}" src="data:image/png;base64,{data}">'
+        f"<figcaption>{escape(figure.caption)}</figcaption></figure>"
     )
 
 
 # ---- TensorBoard -----------------------------------------------------------------------------------------------------
 
 
-def write_tensorboard(
-    folder: str | os.PathLike[str],
-    log_dir: str | os.PathLike[str],
-    *,
-    baseline: str | None = None,
-    losses: Mapping[str, Callable[..., Any]] | None = None,
-) -> list[str]:
+def write_tensorboard(comparison: Comparison, figures: Sequence[ReportFigure], log_dir: str | os.PathLike[str]) -> None:
     """Write the same to TensorBoard: ``tensorboard --logdir LOG_DIR``.
 
     A run of TensorBoard is a tested run, ``<task>/<loss>/seed <n>``: curves and test metrics (scalars), settings
@@ -705,50 +472,46 @@ def write_tensorboard(
     thumbnails (projector). The pictures are in the run ``<task>``.
 
     Args:
-        folder: of a comparison, with runs.jsonl and details/.
+        comparison: from `sodeep.compare.read_comparison`.
+        figures: from `draw_figures`.
         log_dir: folder to write to, made if it is not there; without a folder of the task's name in it, since
             TensorBoard would show old and new as one.
-        baseline: the loss that others are compared with; None: the task's own.
-        losses: as of `write_report`.
-
-    Returns:
-        What is missing and why.
 
     Raises:
-        FileNotFoundError: there are no runs in `folder`.
         ValueError: `log_dir` has a folder of the task's name.
+        MissingPackageError: tensorboard is not installed.
     """
     with needed("tensorboard", "Writing for TensorBoard"):
         from torch.utils.tensorboard import SummaryWriter
 
-    notes: list[str] = []
-    parts = {user_path(log_dir) / _slug(part.summary.task): part for part in _parts(folder, baseline)}
-    for base in parts:
-        if base.exists():
-            raise ValueError(f"`log_dir` must not hold {base.name} yet, got '{log_dir}'. Choose another, or delete it.")
-    for base, part in parts.items():
-        for loss in part.losses:
-            for run in part.tests(loss):
-                with SummaryWriter(str(base / _slug(loss) / f"seed {run.seed}")) as writer:
-                    _log_run(writer, part, run)
-        try:
-            with SummaryWriter(str(base)) as writer:
-                for picture in _pictures(part, losses or {}):
-                    writer.add_figure(picture.title, picture.figure, close=False)
-                writer.add_text("report", _markdown([part], None, []))
-        except ModuleNotFoundError as error:
-            if not is_missing(error, "matplotlib"):
-                raise
-            notes = [NO_MATPLOTLIB]
-    return notes
+    base = user_path(log_dir) / _folder_name(comparison.summary.task)
+    if base.exists():
+        raise ValueError(f"`log_dir` must not hold {base.name} yet, got '{log_dir}'. Choose another, or delete it.")
+    for loss, runs in comparison.tested.items():
+        for run in runs:
+            with SummaryWriter(str(base / _folder_name(loss) / f"seed {run.seed}")) as writer:
+                _log_run(writer, comparison, run)
+    with SummaryWriter(str(base)) as writer:
+        for figure in figures:
+            _log_figure(writer, figure)
+        writer.add_text("report", _markdown(comparison, [], [], None))
 
 
-def _slug(name: str) -> str:
+def _log_figure(writer: Any, figure: ReportFigure) -> None:
+    """As add_figure, which would draw it once more."""
+    from tensorboard.compat.proto.summary_pb2 import Summary as Event  # type: ignore[import-untyped]
+
+    width, height = (int.from_bytes(figure.png[start : start + 4], "big") for start in (16, 20))  # of its header
+    image = Event.Image(height=height, width=width, colorspace=4, encoded_image_string=figure.png)
+    writer.file_writer.add_summary(Event(value=[Event.Value(tag=figure.title, image=image)]))
+
+
+def _folder_name(name: str) -> str:
     """`name` as a folder: what file systems refuse is replaced."""
     return "".join(letter if letter.isalnum() or letter in "+-_. " else "_" for letter in name)
 
 
-def _log_run(writer: Any, part: _Part, run: Run) -> None:
+def _log_run(writer: Any, comparison: Comparison, run: Run) -> None:
     from torch.utils.tensorboard.summary import hparams
 
     for name, curve in run.curves.items():
@@ -762,25 +525,23 @@ def _log_run(writer: Any, part: _Part, run: Run) -> None:
     tested = {f"test/{metric}": value for metric, value in run.metrics.items()}
     for summary in hparams(plain, tested):  # type: ignore[no-untyped-call]
         writer.file_writer.add_summary(summary)
-    for of_run, arrays in part.details("scores", "relevant", "known", "label_names"):
-        if of_run is not run:
-            continue
-        for scores, relevant, known, label in zip(
-            *(arrays[name].T for name in ("scores", "relevant", "known")), arrays["label_names"], strict=True
-        ):
+    labelled = ("scores", "relevant", "known", "label_names")
+    embedded = ("embeddings", "embedding_labels", "thumbnails")
+    arrays = comparison.arrays(run, *labelled, *embedded)
+    if all(name in arrays for name in labelled):
+        *columns, labels = (arrays[name].T for name in labelled)
+        for scores, relevant, known, label in zip(*columns, labels, strict=True):
             if relevant[known].any():
                 # thresholds of the plugin lie in [0, 1]: places in the order, which leave the curve as it is
                 places = torch.as_tensor(scores[known].astype(np.float32)).argsort().argsort().float()
                 writer.add_pr_curve(f"precision and recall/{label}", relevant[known], places / max(1, len(places) - 1))
-    for of_run, arrays in part.details("embeddings", "embedding_labels"):
-        if of_run is run:
-            thumbnails = next((a["thumbnails"] for r, a in part.details("thumbnails") if r is run), None)
-            writer.add_embedding(
-                torch.as_tensor(arrays["embeddings"].astype(np.float32)),
-                metadata=[" ".join(str(label).split()) for label in arrays["embedding_labels"]],
-                label_img=None if thumbnails is None else _channels_first(thumbnails),
-                tag="embeddings",
-            )
+    if all(name in arrays for name in embedded[:2]):
+        writer.add_embedding(
+            torch.as_tensor(arrays["embeddings"].astype(np.float32)),
+            metadata=[" ".join(str(label).split()) for label in arrays["embedding_labels"]],
+            label_img=_channels_first(arrays["thumbnails"]) if "thumbnails" in arrays else None,
+            tag="embeddings",
+        )
 
 
 def _channels_first(pictures: Array) -> torch.Tensor:

@@ -212,8 +212,9 @@ def test_refreshed_sorter_takes_numpys_numbers():
 def compare_and_report():
     sodeep.compare.compare("toy", ["bce"], out="~/c", seeds=1, epochs=1)
     assert sodeep.compare.read_runs("~/c")
-    sodeep.report.write_report("~/c", "~/r")
-    sodeep.report.write_tensorboard("~/c", "~/b")
+    comparison = sodeep.compare.read_comparison("~/c")
+    sodeep.report.write_report(comparison, out="~/r")
+    sodeep.report.write_tensorboard(comparison, [], "~/b")
     assert {path.name for path in Path("~").expanduser().iterdir()} == {"t.csv", "c", "r", "b"}
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import io
 import json
 import math
 import os
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +26,10 @@ import sodeep
 from sodeep import _compare_cli
 from sodeep import compare as comparing
 from sodeep.cli import main
-from sodeep.compare import Run, compare, read_runs, summarise, text_table
-from sodeep.tasks import TASKS
+from sodeep.compare import Run, compare, read_runs, summarise
+from sodeep.report import text_table, write_report
+from sodeep.tasks import TASKS, Evaluation, Task
+from sodeep.tasks.base import drawn_split
 from sodeep.tasks.contenders import RANKS, Contender, contender
 
 TINY = {"epochs": 1, "seeds": 2}
@@ -85,7 +89,7 @@ def test_a_run_says_what_it_took(finished):
 def test_a_training_of_one_step(tmp_path):
     runs = compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1, batch_size=10_000)
     assert [(run.status, run.steps, run.seconds_per_step) for run in runs] == [("ok", 1, None)] * 5
-    assert re.search(r"^mse +.* baseline +-$", text_table(summarise(runs)), re.MULTILINE)
+    assert re.search("^mse +.* baseline +\N{EN DASH}$", text_table(summarise(runs)), re.MULTILINE)
 
 
 def test_details_are_those_of_the_tested_model(finished):
@@ -289,8 +293,8 @@ def test_a_test_that_failed_is_listed_and_repeated(finished, tmp_path, monkeypat
     assert failed.failure == {"step": 12, "reason": reason, "values": {}, "again": True}
     table = text_table(summarise(runs))
     assert ": mean ± sd over the seeds, * = best mean\n" in table
-    assert re.search(r"^spearman:laplace  1 of 2  [-0-9.]+\*? ", table, re.MULTILINE)
-    assert table.endswith(f"\nspearman:laplace (lr={failed.settings['lr']}, seed 0) failed at step 12: {reason}")
+    assert re.search("^spearman:laplace  1 of 2  [\N{MINUS SIGN}0-9.]+\\*? ", table, re.MULTILINE)
+    assert table.endswith(f"\nspearman:laplace (lr {failed.settings['lr']}, seed 0) failed at step 12: {reason}")
     assert len(list((tmp_path / "weights").iterdir())) == 4
     done = trained(monkeypatch)
     again = compare("memorability", BOTH, out=tmp_path, **TINY)
@@ -768,7 +772,7 @@ def test_failures_are_marked_and_the_others_go_on(bad_losses, tmp_path):
     assert [run.loss for run in summary.failed] == [loss for loss in losses for _ in range(4)]
     table = text_table(summary)
     assert re.search(rf"^{losses[0]} +failed$", table, re.MULTILINE)
-    assert f"{losses[0]} (lr=0.000333, seed 0) failed at step 5: the loss is not finite (loss nan, lr " in table
+    assert f"{losses[0]} (lr 0.000333, seed 0) failed at step 5: the loss is not finite (loss nan, lr " in table
     again = compare("memorability", [*losses, "mse"], out=tmp_path / "out", seeds=1, epochs=1)
     assert plain(again) == plain(runs)
 
@@ -798,10 +802,10 @@ def test_what_a_loss_learns_is_trained(tmp_path, monkeypatch):
         for _ in range(2):
             torch.manual_seed(0)
             training = comparing._Training(task, entry, {"lr": 0.01}, 1, "cpu")
-            *_, last = training
+            training.run()
             ((_, _, loss),) = training.terms
             shifts.append(loss.shift.item())
-            assert (last, loss.fixed.item()) == (12, 0)
+            assert (training.steps, loss.fixed.item()) == (12, 0)
         assert shifts[0] > 0.01
         assert shifts[1] == pytest.approx(shifts[0], rel=1e-3)  # begun anew, not gone on with
     assert sys.modules["learned_of_a_test"].made.shift.item() == 0
@@ -955,8 +959,23 @@ def test_text_table():
         "loss  Spearman ↑      MAE ↓           Spearman - mse           ms/step",
         "----------------------------------------------------------------------",
         "mse   0.550 ± 0.071   0.450 ± 0.071   baseline                 10.0",
-        "l1    0.700 ± 0.000*  0.300 ± 0.000*  +0.150 [-0.485, +0.785]  10.0",
+        "l1    0.700 ± 0.000*  0.300 ± 0.000*  +0.150 [\N{MINUS SIGN}0.485, +0.785]  10.0",
     ]
+
+
+def test_the_tables_have_the_same_digits(tmp_path):
+    """No negative zero, and one decimal for numbers far from 1."""
+    runs = made_up("mse", [0.5, 0.6, 0.7]) + made_up("l1", [0.4999, 0.5999, 0.6999])
+    runs += [
+        comparing.replace(run, loss="huber", metrics={"Spearman": 50 * run.metrics["Spearman"]}) for run in runs[:3]
+    ]
+    (tmp_path / "runs.jsonl").write_text("".join(run.to_json() + "\n" for run in runs))
+    comparison = comparing.read_comparison(tmp_path)
+    plain = text_table(comparison.summary)
+    page = write_report(comparison)["markdown"].read_text(encoding="utf-8")
+    for cell in ("+0.000 [+0.000, +0.000]", "30.0 ± 5.0", "+29.4 [+17.2, +41.6]"):
+        assert f"  {cell}" in plain
+        assert f"| {cell} |" in page.replace("*", "")
 
 
 def test_many_metrics_make_several_tables(tmp_path):
@@ -985,6 +1004,61 @@ def test_text_table_of_losses_with_fewer_seeds():
     ]
 
 
+@dataclass(frozen=True)
+class Points:
+    """The data of a task of a test."""
+
+    name: str
+    x: np.ndarray
+    y: np.ndarray
+
+
+class Line(Task):
+    """Points on a line: all that a further task must say."""
+
+    name = "line"
+    metrics = {"Spearman": True}  # noqa: RUF012
+    headline, baseline, losses, accepts = "Spearman", "mse", ("mse",), ("target",)
+    epochs, rates, tensors = 2, (1e-3, 1e-2), ("x", "y")
+
+    def __init__(self, data, seed=0, **options):
+        super().__init__(data, seed, **options)
+        self.x, self.y = torch.tensor(data.x), torch.tensor(data.y)
+
+    @staticmethod
+    def generated(seed):
+        x = np.random.default_rng(seed).random(60, dtype=np.float32)
+        return Points("points on a line", x, 2 * x)
+
+    @classmethod
+    def split_of(cls, data, seed):
+        return drawn_split(len(data.x), seed)
+
+    def model(self):
+        return torch.nn.Linear(1, 1)
+
+    def forward(self, model, batch):
+        return {"target": lambda loss: loss(model(self.x[batch, None])[:, 0], self.y[batch])}
+
+    def evaluate(self, model, split, details=False):
+        where = self.index[split]
+        found = sodeep.metrics.spearman_corr(model(self.x[where, None])[:, 0].detach(), self.y[where]).item()
+        return Evaluation({"Spearman": found}, {"scores_of_line": self.x.numpy()} if details else {})
+
+
+def test_a_further_task_is_a_class_and_a_line_in_the_table(tmp_path, monkeypatch):
+    monkeypatch.setitem(TASKS, "line", Line)
+    runs = compare("line", out=tmp_path, seeds=1, batch_size=12)
+    assert [(run.task, run.data, run.stage, run.status) for run in runs] == [
+        ("line", "points on a line", stage, "ok") for stage in ["tuning"] * 4 + ["test"]
+    ]
+    assert "line on points on a line: mean ± sd of 1 seed" in text_table(comparing.read_comparison(tmp_path).summary)
+    with pytest.raises(ValueError, match=r"^`data` must not be given for the line task, which draws its own, got 'x'"):
+        Line.load("x")
+    with pytest.raises(TypeError, match="semantic"):
+        Line.load(semantic="cider")
+
+
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
@@ -997,8 +1071,8 @@ def test_command(tmp_path):
     options = ["--loss", "l1", "--baseline", "mse", "--seeds", 2, "--epochs", 1, "--out", out]
     result = run("memorability", *options)
     assert result.exit_code == 0, result.output
-    assert len(re.findall(r"^(mse|l1), seed [01]: Spearman [-0-9.]+ \(lr=[0-9.]+\)$", result.stdout, re.MULTILINE)) == 4
-    assert re.search(r"^mse +[-0-9.]+ ± .* baseline ", result.stdout, re.MULTILINE)
+    assert len(re.findall(r"^(mse|l1), seed [01]: Spearman [-0-9.]+ \(lr [0-9.]+\)$", result.stdout, re.MULTILINE)) == 4
+    assert re.search("^mse +[\N{MINUS SIGN}0-9.]+ ± .* baseline ", result.stdout, re.MULTILINE)
     for name in ("report.md", "report.json", "report.html"):
         assert f"{out / name}" in result.stdout
         assert (out / name).stat().st_size > 0
@@ -1010,9 +1084,8 @@ def test_command(tmp_path):
 def test_help_names_the_layouts_that_each_task_reads():
     told = " ".join(CliRunner().invoke(main, ["compare", "--help"], terminal_width=100).output.split())
     for task, kind in TASKS.items():
-        layouts = getattr(sys.modules[kind.__module__], "LAYOUTS", {})
-        assert (f"--data of {task}:" in told) == bool(layouts)
-        for name, layout in layouts.items():
+        assert (f"--data of {task}:" in told) == bool(kind.layouts)
+        for name, layout in kind.layouts.items():
             assert f"{name} {' '.join(layout.expects.split())}" in told
     for rank in RANKS:
         assert f" {rank}," in told.partition("RANK is")[2]
@@ -1096,6 +1169,7 @@ def test_one_process_for_each_core_unless_said_otherwise(tmp_path, monkeypatch):
 
 
 def test_more_seeds_on_the_embedded_sets_unless_said_otherwise(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     asked = []
     monkeypatch.setattr(comparing, "compare", lambda *_, seeds, **__: asked.append(seeds) or [])
     for options in ([], ["--data", tmp_path], ["--seeds", 3]):
@@ -1153,11 +1227,10 @@ def test_mistakes_are_one_message(arguments, expected, tmp_path, monkeypatch):
 
 def told(monkeypatch, terminal=False):
     """A `_Progress` whose clock is set by hand, and what it has said."""
-    clock, out, err = [0.0], [], []
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
-    monkeypatch.setattr(
-        _compare_cli.click, "echo", lambda text, nl=True, err_=err, err=False: (err_ if err else out).append(text)
-    )
+    clock, out, err = [0.0], [], io.StringIO()
+    err.isatty = lambda: terminal
+    monkeypatch.setattr(sys, "stderr", err)
+    monkeypatch.setattr(_compare_cli.click, "echo", out.append)
     return _compare_cli._Progress(lambda: clock[0]), clock, out, err
 
 
@@ -1182,16 +1255,17 @@ def test_how_far_it_is_where_there_is_no_terminal(monkeypatch):
         "16 trainings, 4 tests: about 4 min in 2 processes",
     ]
     training = Run("memorability", "d", "recall:set", 0, {"lr": 0.1}, "tuning", "ok")
-    clock[0] = 29
+    clock[0] = 4
     progress(training, 1, 20)
-    assert out == []
+    assert err.getvalue() == ""
     clock[0] = 49
     progress(training, 2, 20)
-    assert out == ["2 of 20 runs, about 3 min to go"]  # 98 s of work in 49 s, 342 s to do
+    said = "training: 22%, about 2:51 left; 2 of 20 runs\n"
+    assert err.getvalue() == said  # 98 s of work in 49 s, 342 s to do
     clock[0] = 50
     progress(training, 3, 20)
-    assert len(out) == 1
-    assert err == []
+    assert err.getvalue() == said
+    assert out == []
 
 
 def test_the_line_on_a_terminal_is_cleared_and_the_cursor_left_alone(monkeypatch):
@@ -1200,15 +1274,16 @@ def test_the_line_on_a_terminal_is_cleared_and_the_cursor_left_alone(monkeypatch
     clock[0] = 1
     progress(made_up("mse", [0.5])[0], 1, 20)
     progress.close()
-    assert out[1:] == ["mse, seed 0: Spearman 0.500 (lr=0.1)"]
+    assert out[1:] == ["mse, seed 0: Spearman 0.500 (lr 0.1)"]
     clear = "\r\033[K"
-    assert [text.partition(clear)[2] for text in err] == [
-        "training, about 4 min to go",
+    assert err.getvalue().split(clear) == [
         "",
-        "1 of 20 runs, about 43 s to go",
+        "training: 0%; about 4 min to go",
+        "",
+        "training: 2%, about 0:43 left; 1 of 20 runs",
         "",
     ]
-    assert "\033[?25" not in "".join(err)
+    assert "\033[?25" not in err.getvalue()
 
 
 def test_a_closed_output_stops_the_command_in_one_line(tmp_path, monkeypatch):
@@ -1245,12 +1320,12 @@ def test_a_log_that_cannot_be_written_leaves_the_old_one(finished, tmp_path, mon
     out = copied(finished, tmp_path)
     (out / "tensorboard/old").mkdir(parents=True)
 
-    def full(folder, board, **_):
+    def full(comparison, figures, board):
         (board / "memorability").mkdir(parents=True)
         raise OSError(errno.ENOSPC, "No space left on device", str(board / "events"))
 
     monkeypatch.setattr("sodeep.report.write_tensorboard", full)
-    monkeypatch.setattr("sodeep.report._pictures", lambda *_: iter(()))
+    monkeypatch.setattr("sodeep.report.draw_figures", lambda _: ([], []))
     result = run("memorability", "--loss", "mse", "--seeds", 2, "--epochs", 1, "--out", out, "--tensorboard")
     assert result.exit_code == 1
     assert re.fullmatch(r"Error: No space left on device: \S+/events\n", result.stderr)

@@ -62,6 +62,7 @@ ORDER = [
     "tasks.encoders",
     "tasks.images",
     "tasks.layouts",
+    "tasks.generated",
     "tasks.revisited",
     "tasks.semantics",
     "tasks.contenders",
@@ -72,6 +73,7 @@ ORDER = [
     "tasks.toy",
     "tasks",
     "compare",
+    "_report_figures",
     "report",
     "_compare_cli",
     "cli",
@@ -153,8 +155,7 @@ def test_names_that_help_lists_are_those_of_the_code():
     assert tuple(sodeep.SORTERS) == _names.SORTERS
     assert tuple(sodeep.training.VALUE_LOSSES) == _names.VALUE_LOSSES
     assert tuple(sodeep.DISTRIBUTIONS) == _names.DISTRIBUTIONS
-    modules = {task: sys.modules[kind.__module__] for task, kind in TASKS.items()}
-    layouts = {task: getattr(module, "LAYOUTS", {}) for task, module in modules.items()}
+    layouts = {task: kind.layouts for task, kind in TASKS.items()}
     expected = {task: {name: layout.expects for name, layout in of.items()} for task, of in layouts.items() if of}
     assert _names.layouts() == expected, "run scripts/list_layouts.py"
 

@@ -16,9 +16,9 @@ import torch
 
 import sodeep
 from sodeep import report
-from sodeep.compare import Run
+from sodeep.compare import Cell, Run, read_comparison
 from sodeep.metrics import average_precision
-from sodeep.report import NO_MATPLOTLIB, write_report, write_tensorboard
+from sodeep.report import NO_MATPLOTLIB, draw_figures
 
 LOSSES = {"multi-similarity": 0.5, "map:laplace": 0.6, "mine:Loss": 0.45}
 """Name -> mAP of seed 0; a hundredth more with every seed, and a thousandth of jitter."""
@@ -92,10 +92,24 @@ class Page(HTMLParser):
         self.text += data
 
 
-@pytest.fixture
-def no_pictures(monkeypatch):
-    """For tests of text alone, which pictures would slow down."""
-    monkeypatch.setattr(report, "_pictures", lambda *_: iter(()))
+def write_text(folder, baseline=None, **options):
+    """The reports without pictures, which would slow down tests of text alone."""
+    return report.write_report(read_comparison(folder, baseline), **options)
+
+
+def write_report(folder, **options):
+    """The reports, and the notes on what they lack."""
+    comparison = read_comparison(folder)
+    figures, notes = draw_figures(comparison)
+    return report.write_report(comparison, figures, notes, **options), notes
+
+
+def write_tensorboard(folder, log_dir):
+    """The log, and the notes on what it lacks."""
+    comparison = read_comparison(folder)
+    figures, notes = draw_figures(comparison)
+    report.write_tensorboard(comparison, figures, log_dir)
+    return notes
 
 
 def page(folder):
@@ -105,13 +119,13 @@ def page(folder):
 # ---- text ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_failed_test_is_listed_and_seeds_are_counted_for_each_loss(tmp_path, no_pictures):
+def test_a_failed_test_is_listed_and_seeds_are_counted_for_each_loss(tmp_path):
     write_runs(tmp_path, losses={"multi-similarity": 0.5, "map:laplace": 0.6})
     lines = (tmp_path / "runs.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "runs.jsonl").write_text("".join(lines[:-1]))  # without the test of the last seed
     failure = {"step": 20, "reason": "in the test, MemoryError: too much", "values": {}, "again": True}
     add(tmp_path, loss="map:laplace", seed=2, stage="test", status="failed", failure=failure)
-    text = write_report(tmp_path).files["markdown"].read_text(encoding="utf-8")
+    text = write_text(tmp_path)["markdown"].read_text(encoding="utf-8")
     assert (
         "* 1 of 12 runs failed; see below.\n"
         "* Not every loss was tested with all 3 seeds: map:laplace has 2.\n"
@@ -122,12 +136,12 @@ def test_a_failed_test_is_listed_and_seeds_are_counted_for_each_loss(tmp_path, n
     assert f"\n| map:laplace | 2 | lr 0.1 | 20 | in the test, MemoryError: too much | {report.NOTHING} |\n" in text
 
 
-def test_the_order_in_which_runs_were_done_is_not_seen(tmp_path, no_pictures):
+def test_the_order_in_which_runs_were_done_is_not_seen(tmp_path):
     write_runs(tmp_path)
     (tmp_path / "comparison.json").write_text(json.dumps({"losses": ["mine:Loss", "map:laplace", "multi-similarity"]}))
     for seed, rate in ((1, 0.1), (0, 0.1), (0, 0.01)):
         add(tmp_path, loss="map:laplace", seed=seed, status="failed", settings={"lr": rate})
-    first = write_report(tmp_path).files
+    first = write_text(tmp_path)
     texts = {kind: path.read_text(encoding="utf-8") for kind, path in first.items()}
     assert list(json.loads(texts["json"])["comparisons"][0]["losses"]) == [
         "map:laplace",
@@ -136,7 +150,7 @@ def test_the_order_in_which_runs_were_done_is_not_seen(tmp_path, no_pictures):
     ]
     lines = (tmp_path / "runs.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "runs.jsonl").write_text("".join(lines[::-1]))
-    assert {kind: path.read_text(encoding="utf-8") for kind, path in write_report(tmp_path).files.items()} == texts
+    assert {kind: path.read_text(encoding="utf-8") for kind, path in write_text(tmp_path).items()} == texts
 
 
 def test_markdown(tmp_path):
@@ -146,10 +160,10 @@ def test_markdown(tmp_path):
     failure = {"step": 7, "reason": "loss not finite", "values": values}
     add(tmp_path, loss="map:laplace", seed=2, status="failed", failure=failure)
     pytest.importorskip("matplotlib")
-    found = write_report(tmp_path, command="sodeep compare retrieval")
-    assert found.notes == []
-    assert found.files["markdown"] == tmp_path / "report.md"
-    assert found.files["markdown"].read_text(encoding="utf-8") == (
+    files, notes = write_report(tmp_path, command="sodeep compare retrieval")
+    assert notes == []
+    assert files["markdown"] == tmp_path / "report.md"
+    assert files["markdown"].read_text(encoding="utf-8") == (
         "# Losses compared: retrieval\n"
         "\n"
         "Data: made-up numbers. Baseline: multi-similarity. 2 losses, 3 seeds, 20 steps, on cpu.\n"
@@ -201,8 +215,7 @@ def test_markdown(tmp_path):
 
 def findings(tmp_path, **options):
     write_runs(tmp_path, details=None, **options)
-    (part,) = report._parts(tmp_path, None)
-    return report._findings(part)
+    return report._findings(read_comparison(tmp_path))
 
 
 def test_the_baseline_may_win(tmp_path):
@@ -221,10 +234,10 @@ def test_lower_may_be_better(tmp_path):
         "Better than mse: l1.",
         "Worse than mse: spearman:laplace.",
     ]
-    (part,) = report._parts(tmp_path, None)
-    assert part.ranked == ["l1", "mse", "spearman:laplace"]
-    assert report._results(part).header == ["loss", "seeds", "MAE ↓"]
-    assert "hit rate" not in report._results(part).note
+    comparison = read_comparison(tmp_path)
+    assert comparison.ranked == ["l1", "mse", "spearman:laplace"]
+    assert report._results(comparison).header == ["loss", "seeds", "MAE ↓"]
+    assert "hit rate" not in report._results(comparison).note
 
 
 def test_one_seed_tells_no_difference(tmp_path):
@@ -232,8 +245,8 @@ def test_one_seed_tells_no_difference(tmp_path):
         "map:laplace has the best mean mAP: 0.600 over 1 seed.",
         "With one seed in common there is no spread: take no difference for more than chance.",
     ]
-    (part,) = report._parts(tmp_path, None)
-    assert [table.title for table in report._tables(part)] == ["Results", "Settings and cost"]
+    comparison = read_comparison(tmp_path)
+    assert [table.title for table in report._tables(comparison)] == ["Results", "Settings and cost"]
 
 
 def test_nothing_finished(tmp_path):
@@ -244,17 +257,17 @@ def test_nothing_finished(tmp_path):
         status="failed",
         failure={"step": 1, "reason": "RuntimeError: no", "values": {}},
     )
-    found = write_report(tmp_path)
-    text = found.files["markdown"].read_text(encoding="utf-8")
+    files, _ = write_report(tmp_path)
+    text = files["markdown"].read_text(encoding="utf-8")
     assert "* No run was finished.\n" in text
     assert "| triplet | 0 | lr 0.1 | 1 | RuntimeError: no | \N{EN DASH} |\n" in text
     assert page(tmp_path).pictures == []
 
 
-def test_a_loss_without_a_result_stands_last(tmp_path, no_pictures):
+def test_a_loss_without_a_result_stands_last(tmp_path):
     write_runs(tmp_path, details=None, losses={"multi-similarity": 0.5})
     add(tmp_path, loss="triplet", seed=0, status="failed", failure={"step": 1, "reason": "no", "values": {}})
-    text = write_report(tmp_path).files["markdown"].read_text(encoding="utf-8")
+    text = write_text(tmp_path)["markdown"].read_text(encoding="utf-8")
     assert "| triplet | 0 | \N{EN DASH} | \N{EN DASH} |\n" in text
 
 
@@ -273,27 +286,32 @@ def test_numbers(value, plain, signed):
     assert report._number(value, signed=True) == signed
 
 
+def cell(mean, sd, difference=None, low=math.nan, high=math.nan):
+    return Cell(3, mean, sd, difference, low, high, best=False)
+
+
 def test_a_spread_has_the_decimals_of_its_mean():
-    assert [report._mean(60.123, 6.8491), report._mean(0.61, 0.0123)] == ["60.1 ± 6.8", "0.610 ± 0.012"]
+    assert [report._mean(cell(60.123, 6.8491)), report._mean(cell(0.61, 0.0123))] == ["60.1 ± 6.8", "0.610 ± 0.012"]
 
 
 def test_drawn_one_by_one(tmp_path):
     pytest.importorskip("matplotlib")
     write_runs(tmp_path)
-    drawn = report.draw_report(tmp_path)
-    assert [picture.title for picture in drawn] == RETRIEVAL_PICTURES
-    assert all(picture.caption for picture in drawn)
+    drawn, notes = draw_figures(read_comparison(tmp_path))
+    assert [figure.title for figure in drawn] == RETRIEVAL_PICTURES
+    assert all(figure.caption and "{" not in figure.caption for figure in drawn)
+    assert notes == []
 
 
 def test_one_seed_has_no_panel_of_differences(tmp_path):
     pytest.importorskip("matplotlib")
     write_runs(tmp_path, seeds=1)
-    first = report.draw_report(tmp_path)[0]
+    first = draw_figures(read_comparison(tmp_path))[0][0]
     assert len(first.figure.axes) == 1
     assert first.caption == "A dot is a seed, the bar their mean."
 
 
-def test_json_has_the_same_numbers_and_is_strict(tmp_path, no_pictures):
+def test_json_has_the_same_numbers_and_is_strict(tmp_path):
     write_runs(tmp_path, details=None)
     add(
         tmp_path,
@@ -306,7 +324,7 @@ def test_json_has_the_same_numbers_and_is_strict(tmp_path, no_pictures):
     def refuse(token):
         raise ValueError(token)
 
-    text = write_report(tmp_path).files["json"].read_text(encoding="utf-8")
+    text = write_text(tmp_path)["json"].read_text(encoding="utf-8")
     data = json.loads(text, parse_constant=refuse)
     (comparison,) = data["comparisons"]
     assert comparison["higher_is_better"] == {"mAP": True, "R@1": True}
@@ -319,10 +337,10 @@ def test_json_has_the_same_numbers_and_is_strict(tmp_path, no_pictures):
     assert comparison["findings"][0] == "map:laplace has the best mean mAP: 0.610 ± 0.010 over 3 seeds."
 
 
-def test_versions_are_those_of_the_comparison(tmp_path, no_pictures):
+def test_versions_are_those_of_the_comparison(tmp_path):
     write_runs(tmp_path, details=None)
     (tmp_path / "comparison.json").write_text('{"batch_size": 64, "sodeep": "0.0.7", "torch": "2.4.0"}')
-    text = write_report(tmp_path).files["markdown"].read_text(encoding="utf-8")
+    text = write_text(tmp_path)["markdown"].read_text(encoding="utf-8")
     assert "3 seeds, 20 steps, 64 items a step, on cpu; sodeep 0.0.7, torch 2.4.0.\n" in text
 
 
@@ -336,17 +354,17 @@ def test_errors(tmp_path):
     assert str(error.value) == (f"`folder` must hold runs of a comparison (runs.jsonl), got '{tmp_path}' without any.")
     write_runs(tmp_path, details=None)
     with pytest.raises(ValueError) as error:  # noqa: PT011  # the whole message is below
-        write_report(tmp_path, baseline="triplet")
+        write_text(tmp_path, baseline="triplet")
     assert str(error.value) == ("`baseline` must be one of multi-similarity, map:laplace, mine:Loss, got 'triplet'.")
 
 
-def test_another_folder_and_another_baseline(tmp_path, no_pictures):
+def test_another_folder_and_another_baseline(tmp_path):
     write_runs(tmp_path / "runs", details=None)
-    found = write_report(tmp_path / "runs", tmp_path / "new" / "report", baseline="map:laplace")
+    found = write_text(tmp_path / "runs", "map:laplace", out=tmp_path / "new" / "report")
     assert sorted(path.name for path in (tmp_path / "new" / "report").iterdir()) == [
         "report.html", "report.json", "report.md",
     ]  # fmt: skip
-    assert "Worse than map:laplace: multi-similarity, mine:Loss." in found.files["markdown"].read_text(encoding="utf-8")
+    assert "Worse than map:laplace: multi-similarity, mine:Loss." in found["markdown"].read_text(encoding="utf-8")
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["details", "runs.jsonl"]
 
 
@@ -367,8 +385,8 @@ RETRIEVAL_PICTURES = [
 
 
 def titles(folder, losses=None):
-    (part,) = report._parts(folder, None)
-    return [picture.title for picture in report._pictures(part, losses or {})]
+    figures, _ = draw_figures(read_comparison(folder), losses)
+    return [figure.title for figure in figures]
 
 
 def decoded(source):
@@ -412,7 +430,7 @@ def test_the_page_loads_nothing(tmp_path):
 def test_names_are_text_and_no_markup(tmp_path):
     hostile = '<img src="http://x.test/a.png" onerror="alert(1)">|`'
     write_runs(tmp_path, details=None, losses={"multi-similarity": 0.5, hostile: 0.4})
-    found = write_report(tmp_path, command="<script>alert(2)</script>")
+    files, _ = write_report(tmp_path, command="<script>alert(2)</script>")
     assert "script" not in page(tmp_path).tags
     assert hostile in page(tmp_path).text
     for _, name, value in page(tmp_path).attributes:
@@ -420,7 +438,7 @@ def test_names_are_text_and_no_markup(tmp_path):
         assert "x.test" not in (value or "") or name == "alt"
     rows = [
         line
-        for line in found.files["markdown"].read_text(encoding="utf-8").splitlines()
+        for line in files["markdown"].read_text(encoding="utf-8").splitlines()
         if "x.test" in line and line[0] == "|"
     ]
     assert all(line.count(" | ") == rows[0].count(" | ") for line in rows[:1])
@@ -462,6 +480,28 @@ def test_pictures_of_every_task(tmp_path, task, metric, details, titles_wanted):
         decoded(source)
 
 
+def test_a_further_figure_is_a_function_and_an_entry(tmp_path, monkeypatch):
+    figures = pytest.importorskip("sodeep._report_figures")
+    seen = []
+
+    def draw(source):
+        seen.extend((run.loss, run.seed, *sorted(arrays)) for run, arrays in source.details)
+        yield figures.Figure(), {"count": len(source.details)}
+
+    def spec(*needs, **options):
+        return figures.FigureSpec("{metric} of {count}", "{count}", draw, needs, **options)
+
+    write_runs(tmp_path, seeds=2)
+    comparison = read_comparison(tmp_path)
+    monkeypatch.setattr(figures, "FIGURES", (spec("ap", "strip_ap"), spec("ap", "not there")))
+    assert [(figure.title, figure.caption) for figure in draw_figures(comparison)[0]] == [("mAP of 6", "6")]
+    assert seen == [(loss, seed, "ap", "strip_ap") for loss in LOSSES for seed in (0, 1)]
+    seen.clear()
+    monkeypatch.setattr(figures, "FIGURES", (spec("ap", first_seed=True),))
+    assert len(draw_figures(comparison)[0]) == 1
+    assert seen == [(loss, 0, "ap") for loss in LOSSES]
+
+
 def test_a_loss_of_ones_own_gets_pair_weights_when_it_is_given(tmp_path):
     pytest.importorskip("matplotlib")
     write_runs(tmp_path, details=None, losses={"mine:Loss": 0.4})
@@ -470,6 +510,8 @@ def test_a_loss_of_ones_own_gets_pair_weights_when_it_is_given(tmp_path):
 
 
 def test_pair_weights_of_a_list_that_is_refused():
+    figures = pytest.importorskip("sodeep._report_figures")
+
     def short(scores, relevant):
         if scores.shape[-1] > 100:
             raise ValueError("too long")
@@ -478,18 +520,19 @@ def test_pair_weights_of_a_list_that_is_refused():
     def refuses(scores, relevant):
         raise ValueError("never")
 
-    weights, scores, relevant = report._weights({"nca": sodeep.nca_loss})
+    weights, scores, relevant = figures._weights({"nca": sodeep.nca_loss})
     assert (len(scores), int(relevant.sum()), weights["nca"].shape) == (1000, 200, (1000,))
-    weights, scores, _ = report._weights({"nca": sodeep.nca_loss, "short": short, "refuses": refuses})
+    weights, scores, _ = figures._weights({"nca": sodeep.nca_loss, "short": short, "refuses": refuses})
     assert (len(scores), list(weights)) == (100, ["nca", "short"])
 
 
 def test_sums_are_drawn_with_their_weight(tmp_path):
+    figures = pytest.importorskip("sodeep._report_figures")
     write_runs(tmp_path, details=None, losses={"bce+map:laplace": 0.4}, metrics=("mAP",), task="multi-label")
     text = (tmp_path / "runs.jsonl").read_text().replace('"lr": 0.001', '"lr": 0.001, "weight": 3.0')
     (tmp_path / "runs.jsonl").write_text(text)
-    (part,) = report._parts(tmp_path, None)
-    loss = report._callables(part, {})["bce+map:laplace"]
+    comparison = read_comparison(tmp_path)
+    loss = figures._callables(comparison, {})["bce+map:laplace"]
     scores, relevant = torch.randn(20), torch.rand(20) < 0.5
     expected = torch.nn.functional.binary_cross_entropy_with_logits(scores, relevant.float()) + 3 * sodeep.map_loss(
         scores, relevant, rank_fn=sodeep.laplace_rank
@@ -499,31 +542,35 @@ def test_sums_are_drawn_with_their_weight(tmp_path):
 
 def test_precision_at_recall():
     """Right at places 1, 3, 6 of 7: precision 1, 2/3, 1/2 where a third, two thirds and all are found."""
+    figures = pytest.importorskip("sodeep._report_figures")
     scores, relevant = np.arange(7, 0, -1.0), np.array([1, 0, 1, 0, 0, 1, 0], dtype=bool)
-    found = report._precision_at(np.array([0, 1 / 3, 0.34, 2 / 3, 1]), scores, relevant)
+    found = figures._precision_at(np.array([0, 1 / 3, 0.34, 2 / 3, 1]), scores, relevant)
     np.testing.assert_allclose(found, [1, 1, 2 / 3, 2 / 3, 1 / 2])
     # all tied: the precision of the whole list, whatever the order
-    np.testing.assert_allclose(report._precision_at(np.array([0.0, 1.0]), np.zeros(7), relevant), [3 / 7, 3 / 7])
+    np.testing.assert_allclose(figures._precision_at(np.array([0.0, 1.0]), np.zeros(7), relevant), [3 / 7, 3 / 7])
     # a fine grid sums to average precision
     rng = np.random.default_rng(0)
     scores, relevant = rng.random(60), rng.random(60) < 0.3
     grid = (np.arange(relevant.sum()) + 1) / relevant.sum()
     expected = float(average_precision(torch.tensor(scores), torch.tensor(relevant)))
-    np.testing.assert_allclose(report._precision_at(grid, scores, relevant).mean(), expected)
+    np.testing.assert_allclose(figures._precision_at(grid, scores, relevant).mean(), expected)
 
 
 def test_without_matplotlib_the_text_is_complete(tmp_path, monkeypatch):
     write_runs(tmp_path)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    for name in [name for name in sys.modules if name.startswith(("matplotlib.", "sodeep.pictures"))]:
+    for name in [
+        name for name in sys.modules if name.startswith(("matplotlib.", "sodeep.pictures", "sodeep._report_figures"))
+    ]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delattr(sodeep, "pictures", raising=False)
-    found = write_report(tmp_path)
-    assert found.notes == [NO_MATPLOTLIB]
-    text = found.files["markdown"].read_text(encoding="utf-8")
+    for name in ("pictures", "_report_figures"):
+        monkeypatch.delattr(sodeep, name, raising=False)
+    files, notes = write_report(tmp_path)
+    assert notes == [NO_MATPLOTLIB]
+    text = files["markdown"].read_text(encoding="utf-8")
     assert text.endswith(f"\n{NO_MATPLOTLIB}\n")
     assert "| map:laplace | 3 | **0.610 ± 0.010** |" in text
-    assert json.loads(found.files["json"].read_text(encoding="utf-8"))["notes"] == [NO_MATPLOTLIB]
+    assert json.loads(files["json"].read_text(encoding="utf-8"))["notes"] == [NO_MATPLOTLIB]
     assert page(tmp_path).pictures == []
     assert NO_MATPLOTLIB in page(tmp_path).text
     assert "0.610 ± 0.010" in page(tmp_path).text
@@ -618,6 +665,16 @@ def test_tensorboard(tmp_path):
     board = EventAccumulator(str(tmp_path / "board/retrieval"), size_guidance={"images": 0})
     board.Reload()
     assert board.Tags()["images"] == RETRIEVAL_PICTURES
+
+
+def test_arrays_of_a_run_are_read_once(tmp_path, monkeypatch):
+    pytest.importorskip("PIL")
+    write_runs(tmp_path / "runs")
+    comparison = read_comparison(tmp_path / "runs")
+    read, read_npz = [], sodeep.compare.read_npz
+    monkeypatch.setattr(sodeep.compare, "read_npz", lambda path, names: read.append(path.name) or read_npz(path, names))
+    report.write_tensorboard(comparison, [], tmp_path / "board")
+    assert sorted(read) == [f"{loss}-{seed}.npz" for loss in range(3) for seed in range(3)]
 
 
 def test_tensorboard_precision_and_recall(tmp_path):

@@ -9,9 +9,10 @@ A task is data, a small encoder, a step that applies a loss, and exact evaluatio
 * ``toy``: points of two classes and a linear scorer, beside a linear support vector machine.
 
 Where things are: `Task`, `Evaluation`, `Layout` and the four kinds of data (`RetrievalData`, ...) are in
-`sodeep.tasks.base`, one task in each module beside it, losses by name in `sodeep.tasks.contenders`, readers of
-published data layouts in `sodeep.tasks.layouts`. `sodeep.compare` trains the tasks with losses and keeps one
-`sodeep.compare.Run` for each training; `sodeep.report` makes tables and pictures of them.
+`sodeep.tasks.base`, one task in each module beside it, losses by name in `sodeep.tasks.contenders`, data sets as they
+lie on disk in `sodeep.tasks.layouts`, the small sets to begin with in `sodeep.tasks.generated`. `sodeep.compare` trains
+the tasks with losses and keeps one `sodeep.compare.Run` for each training; `sodeep.report` makes tables and figures of
+them. A further task is a subclass of `Task` in a module of its own, and a line in `TASKS`.
 
 >>> task = TASKS["memorability"].load(seed=0)  # no data given: a small embedded set
 >>> task.data_name

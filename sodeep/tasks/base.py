@@ -9,13 +9,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sodeep._arrays import npz_names
 from sodeep._checks import check_at_least, describe, user_path
 from sodeep.tasks.tables import column_names, describe_columns
 
@@ -121,7 +122,14 @@ class MultiLabelData:
     known: Array | None = None
 
 
-Data = RetrievalData | CrossModalData | MemorabilityData | MultiLabelData
+class Data(Protocol):
+    """Data of any task: a dataclass that has a name."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def name(self) -> str:
+        """What the report calls them."""
 
 
 def checksum(data: Data) -> int:
@@ -180,7 +188,7 @@ def _held(path: Path) -> str:
         names, separator = column_names(path)
         return f"a file with {describe_columns(names, separator)}" if names else "an empty file"
     if zipfile.is_zipfile(path):
-        names = sorted(npz_names(path))
+        names = sorted(array_names(path))
         return (
             f"a file with the arrays {', '.join(names[:8] + ['...'] * (len(names) > 8))}" if names else "an empty zip"
         )
@@ -207,10 +215,12 @@ def npz_files(path: Path) -> list[Path]:
     return [file for file in files if file.suffix == ".npz" and zipfile.is_zipfile(file)]
 
 
-def npz_names(file: Path) -> set[str]:
-    """The names of the arrays in an .npz."""
-    with zipfile.ZipFile(file) as archive:
-        return {name.removesuffix(".npy") for name in archive.namelist()}
+def array_names(file: Path) -> set[str]:
+    """The names of the arrays in an .npz; none where it is damaged."""
+    try:
+        return set(npz_names(file))
+    except ValueError:
+        return set()
 
 
 def indices_of(split: Array) -> dict[str, Tensor]:
@@ -277,6 +287,9 @@ class Evaluation:
     details: dict[str, Array] = field(default_factory=dict)
 
 
+AnyTask = TypeVar("AnyTask", bound="Task")
+
+
 class Task(ABC):
     """Data, an encoder and its evaluation; the same for every loss.
 
@@ -297,6 +310,12 @@ class Task(ABC):
     """Forms of losses that fit, see `sodeep.tasks.contenders`; the first is that of a user's own loss."""
     options: ClassVar[tuple[str, ...]] = ()
     """Arguments that `load` takes beyond those of every task; None is the default of each."""
+    reading: ClassVar[tuple[str, ...]] = ()
+    """Those of `options` that say how data are read, and are for `read`; the others are for the task itself."""
+    layouts: ClassVar[Mapping[str, Layout]] = {}
+    """What `--data` may be, the first that fits: name -> layout. Empty: the task draws its own data."""
+    tensors: ClassVar[tuple[str, ...]]
+    """Attributes that steps and evaluations read, which move to the device; they may be None."""
     epochs: ClassVar[int]
     """Passes over the training split, by default."""
     rates: ClassVar[tuple[float, float]]
@@ -310,27 +329,59 @@ class Task(ABC):
     checksum: int
     """Of the data before they are split."""
 
-    def __init__(self, data: Data, split: Array, seed: int, batch_size: int, train_share: float) -> None:
+    def __init__(self, data: Data, seed: int = 0, *, batch_size: int = BATCH_SIZE, train_share: float = 1.0) -> None:
         check_at_least(batch_size, 4, "batch_size")
         if not isinstance(train_share, (int, float)) or not 0 < train_share <= 1:
             raise ValueError(f"`train_share` must be a number above 0, up to 1, got {describe(train_share)}.")
         self.data_name = data.name if train_share == 1 else f"{data.name}, {train_share:.4g} of the training split"
         self.checksum = checksum(data)
-        self.index = indices_of(with_train_share(split, seed, train_share))
+        self.index = indices_of(with_train_share(self.split_of(data, seed), seed, train_share))
         self.seed = seed
         self.batch_size = min(batch_size, len(self.index["train"]))
 
     @classmethod
+    def load(cls: type[AnyTask], data: str | Path | None = None, seed: int = 0, **options: Any) -> AnyTask:
+        """The task on the data at a path, or on a small set for None.
+
+        Args:
+            data: a file or folder in one of the `layouts`; None: those of `generated`.
+            seed: of what is drawn: the split, where the data have none, and the batches.
+            **options: `batch_size`, `train_share` (the share of the training split that is trained on), and what
+                `options` names.
+
+        Raises:
+            FileNotFoundError: nothing there.
+            ValueError: data that are in no layout of the task, or that it cannot be made of.
+        """
+        reading = {name: options.pop(name) for name in cls.reading if name in options}
+        return cls(cls.read(data, seed, **reading), seed, **options)
+
+    @classmethod
+    def read(cls, data: str | Path | None, seed: int) -> Any:
+        """The data at a path; for None, those of `generated`. Takes the options that `reading` names."""
+        if data is None:
+            return cls.generated(seed)
+        if not cls.layouts:
+            raise ValueError(
+                f"`data` must not be given for the {cls.name} task, which draws its own, got {str(data)!r}."
+            )
+        return read_data(data, cls.layouts, cls.name)
+
+    @staticmethod
     @abstractmethod
-    def load(
-        cls, data: str | Path | None = None, seed: int = 0, batch_size: int = BATCH_SIZE, train_share: float = 1.0
-    ) -> Task:
-        """The task on the data at a path, or on a small embedded set for None, with a share of the training split."""
+    def generated(seed: int) -> Data:
+        """A small set that is drawn with the seed, or comes with a package."""
+
+    @classmethod
+    @abstractmethod
+    def split_of(cls, data: Any, seed: int) -> Array:
+        """The split of every item, "train", "val" or "test": that of the data, or what it lacks drawn with the seed."""
 
     def to(self, device: torch.device) -> None:
-        """Move the inputs there: every tensor that is an attribute."""
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor):
+        """Move there what steps and evaluations read."""
+        for name in self.tensors:
+            value = getattr(self, name)
+            if value is not None:
                 setattr(self, name, value.to(device))
 
     def lacks(self, form: str) -> str | None:

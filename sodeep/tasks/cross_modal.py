@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,20 +13,18 @@ from sodeep import metrics
 from sodeep._ties import tie_equal_rows
 from sodeep.losses import CrossModalLoss, quantized_ap_loss
 from sodeep.tasks.base import (
-    BATCH_SIZE,
     Array,
     CrossModalData,
     Evaluation,
-    Layout,
     Loss,
     Task,
-    read_data,
     with_validation,
 )
 from sodeep.tasks.encoders import FeatureNet, TextNet, as_input, encode, item_net, ngram_table
+from sodeep.tasks.generated import shapes
 from sodeep.tasks.layouts import CROSS_MODAL
 from sodeep.tasks.semantics import TEXT_SCORES, SemanticScores
-from sodeep.tasks.texts import TEXT_FEATURES, check_text_features, wordllama_vectors
+from sodeep.tasks.texts import TEXT_FEATURES, static_vectors
 
 _ASP = {"overlap": "ASP", **{name: f"ASP {name}" for name in TEXT_SCORES}}
 """Semantic scores by name -> the metric that judges by them."""
@@ -84,26 +80,29 @@ class CrossModal(Task):
     options = ("semantic", "text_features")
     epochs = 30
     rates = (1e-3, 8e-3)
+    layouts = CROSS_MODAL
+    tensors = ("items", "owner", "captions", "codes")
+    generated = staticmethod(shapes)
 
     def __init__(
         self,
         data: CrossModalData,
         seed: int = 0,
-        batch_size: int = BATCH_SIZE,
-        train_share: float = 1.0,
+        *,
         semantic: str | None = None,
         text_features: str | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(data, with_validation(np.asarray(data.split), seed), seed, batch_size, train_share)
+        super().__init__(data, seed, **options)
         self.items = as_input(data.items)
         self.owner = torch.from_numpy(np.asarray(data.owner, dtype=np.int64))
         self.texts = None if isinstance(data.captions, np.ndarray) else list(data.captions)
-        kind = check_text_features(text_features, self.texts, data.name)
+        vectors = static_vectors(text_features, self.texts, data.name)
         if isinstance(data.captions, np.ndarray):
             self.captions = as_input(data.captions)
-        elif kind == "wordllama":
-            self.captions = torch.from_numpy(wordllama_vectors(data.captions))
-            self.data_name += f", {TEXT_FEATURES[kind]}"
+        elif vectors is not None:
+            self.captions = torch.from_numpy(vectors)
+            self.data_name += f", {TEXT_FEATURES['wordllama']}"
         else:
             train = torch.isin(self.owner, self.index["train"]).nonzero().squeeze(1).numpy()
             self.captions = ngram_table(data.captions, train, "char", least=2)
@@ -125,18 +124,9 @@ class CrossModal(Task):
         self.captions_of = np.split(self.owner.argsort(stable=True).numpy(), counts.cumsum(0)[:-1].numpy())
 
     @classmethod
-    def load(
-        cls,
-        data: str | Path | None = None,
-        seed: int = 0,
-        batch_size: int = BATCH_SIZE,
-        train_share: float = 1.0,
-        semantic: str | None = None,
-        text_features: str | None = None,
-    ) -> CrossModal:
-        """The task on the data at a path, or on pictures of coloured shapes drawn with the seed."""
-        found = _shapes(seed) if data is None else read_data(data, LAYOUTS, cls.name)
-        return cls(found, seed, batch_size, train_share, semantic, text_features)
+    def split_of(cls, data: CrossModalData, seed: int) -> Array:
+        """That of the pictures."""
+        return with_validation(np.asarray(data.split), seed)
 
     def lacks(self, form: str) -> str | None:
         """Graded relevance, where there are neither codes nor captions as texts: all it could train on is pairs."""
@@ -263,89 +253,3 @@ class CrossModal(Task):
             "embedding_labels": np.array([self.texts[i] for i in first]),
             "thumbnails": self.pictures[where[some]],
         }
-
-
-_COLOURS = {
-    "red": (220, 40, 40),
-    "green": (40, 170, 60),
-    "blue": (50, 80, 220),
-    "yellow": (230, 200, 40),
-    "black": (20, 20, 20),
-    "grey": (150, 150, 150),
-    "violet": (150, 60, 200),
-    "brown": (130, 80, 40),
-}
-_FORMS = ("square", "disc", "ring", "cross", "stripes", "frame")
-_PLACES = ("left", "right", "top", "bottom", "middle")
-
-
-def _shapes(seed: int, n: int = 1000, size: int = 16) -> CrossModalData:
-    """Invented pictures of a coloured shape on white, with two captions each in differing words."""
-    rng = np.random.default_rng([seed, 5])
-    grid = np.linspace(-1, 1, size)
-    x, y = np.meshgrid(grid, grid)
-    centres = dict(zip(_PLACES, ((-0.4, 0), (0.4, 0), (0, -0.4), (0, 0.4), (0, 0)), strict=True))
-    pictures, captions = np.full((n, size, size, 3), 255, dtype=np.uint8), []
-    codes = np.zeros((n, len(_COLOURS) + len(_FORMS) + len(_PLACES) + 2), dtype=bool)
-    offsets = np.cumsum([0, len(_COLOURS), len(_FORMS), len(_PLACES)])
-    for i in range(n):
-        colour, form, place, large = rng.integers((len(_COLOURS), len(_FORMS), len(_PLACES), 2))
-        words = [list(_COLOURS)[colour], _FORMS[form], _PLACES[place], ("small", "large")[large]]
-        radius = (0.3, 0.5)[large]
-        u, v = ((x - centres[words[2]][0]) / radius, (y - centres[words[2]][1]) / radius)
-        r, m = np.hypot(u, v), np.maximum(abs(u), abs(v))
-        ink = {
-            "square": m <= 1,
-            "disc": r <= 1,
-            "ring": abs(r - 0.8) <= 0.3,
-            "cross": (m <= 1) & (np.minimum(abs(u), abs(v)) <= 0.35),
-            "stripes": (m <= 1) & (np.floor(2 * v) % 2 == 0),
-            "frame": abs(m - 0.8) <= 0.3,
-        }[words[1]]
-        pictures[i][ink] = list(_COLOURS.values())[colour]
-        captions.append(f"a {words[3]} {words[0]} {words[1]} {words[2]}")
-        captions.append(f"{words[2]}: {words[1]}, {words[0]}, {words[3]}")
-        codes[i, offsets + np.array([colour, form, place, large])] = True
-    pictures = (pictures + rng.normal(0, 12, pictures.shape)).clip(0, 255).astype(np.uint8)
-    split = np.select([np.arange(n) < 0.6 * n, np.arange(n) < 0.8 * n], ["train", "val"], "test")
-    owner = np.repeat(np.arange(n), 2)
-    return CrossModalData("synthetic shapes (generated, no real data)", pictures, captions, owner, split, codes)
-
-
-# ---- emoji -----------------------------------------------------------------------------------------------------------
-
-_LANGUAGES = ("en", "de", "fr", "es", "it")
-
-
-def _emoji(path: Path) -> CrossModalData:
-    """Pictures with a name in five languages each; keywords that two emoji share or more have are their codes."""
-    with np.load(path / "emoji.npz") as arrays:
-        pictures = arrays["google"]
-    with (path / "emoji.tsv").open(newline="", encoding="utf-8-sig") as lines:
-        rows = list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
-    if len(rows) != len(pictures):
-        raise ValueError(f"`data` {path} must have a row of emoji.tsv a picture ({len(pictures)}), got {len(rows)}.")
-    captions = [(i, row[name], name) for i, row in enumerate(rows) for name in _LANGUAGES if row.get(name)]
-    keywords = [set(filter(None, row["tags_en"].split(";"))) for row in rows]
-    known = sorted(word for word in set().union(*keywords) if sum(word in own for own in keywords) > 1)
-    return CrossModalData(
-        "emoji: pictures and names in five languages",
-        pictures,
-        [text for _, text, _ in captions],
-        np.array([i for i, _, _ in captions]),
-        np.array([row["split"] for row in rows]),
-        np.array([[word in own for word in known] for own in keywords]),
-        languages=[language for _, _, language in captions],
-    )
-
-
-LAYOUTS: dict[str, Layout] = {
-    "emoji": Layout(
-        "a folder with emoji.npz (google, uint8 (N, H, W, 3)) and emoji.tsv (split, "
-        f"{', '.join(_LANGUAGES)}, tags_en; row i describes picture i)",
-        lambda path: (path / "emoji.npz").is_file() and (path / "emoji.tsv").is_file(),
-        _emoji,
-    ),
-    **CROSS_MODAL,
-}
-"""What `--data` may be."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,20 +13,17 @@ from torch import Tensor, nn
 from sodeep import metrics
 from sodeep._checks import user_path
 from sodeep.tasks.base import (
-    BATCH_SIZE,
     Array,
     Evaluation,
-    Layout,
     Loss,
     MemorabilityData,
     Task,
     given_split,
-    read_data,
 )
 from sodeep.tasks.encoders import FeatureNet, encode
+from sodeep.tasks.generated import noisy_scores
 from sodeep.tasks.layouts import MEMORABILITY, table_data
-from sodeep.tasks.tables import column_names, read_csv
-from sodeep.tasks.texts import TEXT_FEATURES, check_text_features, tf_idf, wordllama_vectors
+from sodeep.tasks.texts import TEXT_FEATURES, static_vectors, tf_idf
 
 
 class Memorability(Task):
@@ -54,25 +52,22 @@ class Memorability(Task):
     losses = ("mse", "l1", "spearman:laplace", "spearman:sigmoid", "spearman:blackbox", "spearman:set")
     accepts = ("target",)
     options = ("text_features", "target", "text", "predictors")
+    reading = ("target", "text", "predictors")
     epochs = 40
     rates = (1e-3, 3e-3)
+    layouts = MEMORABILITY
+    tensors = ("features", "target")
+    generated = staticmethod(noisy_scores)
 
     def __init__(
-        self,
-        data: MemorabilityData,
-        seed: int = 0,
-        batch_size: int = BATCH_SIZE,
-        train_share: float = 1.0,
-        text_features: str | None = None,
+        self, data: MemorabilityData, seed: int = 0, *, text_features: str | None = None, **options: Any
     ) -> None:
-        split = given_split(data.split, len(data.target), seed)
-        super().__init__(data, split, seed, batch_size, train_share)
+        super().__init__(data, seed, **options)
         parts = [] if data.features is None else [np.asarray(data.features, dtype=np.float32)]
-        kind = check_text_features(text_features, data.texts, data.name)
+        vectors = static_vectors(text_features, data.texts, data.name)
         if data.texts is not None:
-            wide = kind == "wordllama"
-            parts.append(wordllama_vectors(data.texts) if wide else tf_idf(data.texts, self.index["train"].numpy()))
-            self.data_name += f", {TEXT_FEATURES[kind]}"
+            parts.append(tf_idf(data.texts, self.index["train"].numpy()) if vectors is None else vectors)
+            self.data_name += f", {TEXT_FEATURES['tf-idf' if vectors is None else 'wordllama']}"
         self.features = torch.from_numpy(np.concatenate(parts, axis=1))
         self.target = torch.from_numpy(np.asarray(data.target, dtype=np.float32))
         if bool((self.target[self.index["train"]] == self.target[self.index["train"][0]]).all()):
@@ -83,31 +78,32 @@ class Memorability(Task):
         self.unit = torch.std_mean(self.target[self.index["train"]])
 
     @classmethod
-    def load(
+    def read(
         cls,
-        data: str | Path | None = None,
-        seed: int = 0,
-        batch_size: int = BATCH_SIZE,
-        train_share: float = 1.0,
-        text_features: str | None = None,
+        data: str | Path | None,
+        seed: int,
+        *,
         target: str | None = None,
         text: str | None = None,
         predictors: Sequence[str] | None = None,
-    ) -> Memorability:
-        """The task on the data at a path, or on a synthetic set drawn with the seed."""
+    ) -> MemorabilityData:
+        """The data at a path, of a csv table those columns; or a synthetic set drawn with the seed."""
         columns = {"target": target, "text": text, "predictors": predictors}
         named = [name for name, value in columns.items() if value]
-        if named and (data is None or not user_path(data).is_file()):
+        if not named:
+            found: MemorabilityData = super().read(data, seed)
+            return found
+        if data is None or not user_path(data).is_file():
             raise ValueError(
                 f"`{named[0]}` must be given with a csv table, got {columns[named[0]]!r} for "
                 f"{'no data' if data is None else data}."
             )
-        found: MemorabilityData
-        if named:
-            found = table_data(user_path(str(data)), target=target, text=text, predictors=predictors)
-        else:
-            found = _synthetic(seed) if data is None else read_data(data, LAYOUTS, cls.name)
-        return cls(found, seed, batch_size, train_share, text_features)
+        return table_data(user_path(data), target=target, text=text, predictors=predictors)
+
+    @classmethod
+    def split_of(cls, data: MemorabilityData, seed: int) -> Array:
+        """That of the data, or a drawn one."""
+        return given_split(data.split, len(data.target), seed)
 
     def model(self) -> nn.Module:
         """One hidden layer on standardised features."""
@@ -139,56 +135,3 @@ class Memorability(Task):
         where = self.index[split].to(self.features.device)
         scale, middle = self.unit
         return encode(model, self.features[where]).squeeze(-1) * scale + middle, self.target[where]
-
-
-def _synthetic(seed: int, n: int = 2000, d: int = 16) -> MemorabilityData:
-    """Invented scores: a smooth function of random features plus noise, squeezed to [0, 1] as human scores are.
-
-    Noise bounds what any model reaches, and a tenth of the scores are blunders, on which squared errors waste effort.
-    """
-    rng = np.random.default_rng([seed, 4])
-    features = rng.normal(size=(n, d)).astype(np.float32)
-    direction, bend = rng.normal(size=(2, d)) / np.sqrt(d)
-    signal = features @ direction + np.sin(2 * features @ bend)
-    noise = rng.normal(size=n) * np.where(rng.random(n) < 0.1, 4.0, 0.7)
-    target = 1 / (1 + np.exp(-2 * (signal + noise)))
-    return MemorabilityData("synthetic memorability (generated, no real data)", target, features=features)
-
-
-# ---- sentence memorability -------------------------------------------------------------------------------------------
-
-_SENTENCES = "sentence_memorability_data.csv"
-_NOT_PREDICTORS = ("", "sentence", "target_hr", "fpr", "dprime", "acc", "condition")
-"""Of the table's columns: the texts, the human scores and how the sentences were chosen; the other eleven predict."""
-
-
-def _sentences(path: Path) -> MemorabilityData:
-    """Sentences, the accuracy at which people recognised them, and eleven measures of the words."""
-    file = path if path.is_file() else path / _SENTENCES
-    table = read_csv(file, ("sentence", "acc"))
-    predictors = [name for name in table.names if name not in _NOT_PREDICTORS]
-    return MemorabilityData(
-        "sentence memorability",
-        np.array(table.numbers("acc")),
-        texts=table.texts("sentence"),
-        features=np.array([table.numbers(name) for name in predictors], dtype=np.float32).T,
-    )
-
-
-def _is_sentences(path: Path) -> bool:
-    file = path if path.is_file() else path / _SENTENCES
-    if file.suffix != ".csv" or not file.is_file():
-        return False
-    wanted = {"sentence", "acc", "mean_mem"}
-    return wanted <= set(column_names(file, wanted)[0])
-
-
-LAYOUTS: dict[str, Layout] = {
-    "sentence memorability": Layout(
-        f"{_SENTENCES} with columns sentence, acc and predictors, github.com/thomashikaru/sentence_memorability_share",
-        _is_sentences,
-        _sentences,
-    ),
-    **MEMORABILITY,
-}
-"""What `--data` may be."""

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from sodeep import metrics
-from sodeep._extras import needed
 from sodeep.tasks.base import (
-    BATCH_SIZE,
     Array,
     Evaluation,
     Layout,
@@ -21,12 +18,11 @@ from sodeep.tasks.base import (
     MultiLabelData,
     Task,
     given_split,
-    read_data,
 )
 from sodeep.tasks.encoders import FeatureNet, TextNet, as_input, encode, item_net, ngram_table
+from sodeep.tasks.generated import topics
 from sodeep.tasks.layouts import MULTI_LABEL
-from sodeep.tasks.tables import read_text
-from sodeep.tasks.texts import TEXT_FEATURES, check_text_features, wordllama_vectors
+from sodeep.tasks.texts import TEXT_FEATURES, static_vectors
 
 
 class MultiLabel(Task):
@@ -58,42 +54,31 @@ class MultiLabel(Task):
     options: ClassVar[tuple[str, ...]] = ("text_features",)
     epochs = 10
     rates = (2e-2, 5e-2)
+    layouts: ClassVar[Mapping[str, Layout]] = MULTI_LABEL
+    tensors = ("inputs", "labels", "known")
+    generated = staticmethod(topics)
     epsilon = 1e-2  # else n-grams seen a few times move as far as those seen in every batch, and are learned by heart
 
     def __init__(
-        self,
-        data: MultiLabelData,
-        seed: int = 0,
-        batch_size: int = BATCH_SIZE,
-        train_share: float = 1.0,
-        text_features: str | None = None,
+        self, data: MultiLabelData, seed: int = 0, *, text_features: str | None = None, **options: Any
     ) -> None:
-        split = given_split(data.split, len(data.labels), seed)
-        super().__init__(data, split, seed, batch_size, train_share)
+        super().__init__(data, seed, **options)
         self.labels = torch.from_numpy(np.asarray(data.labels, dtype=bool))
         self.known = torch.ones_like(self.labels) if data.known is None else torch.from_numpy(np.asarray(data.known))
         self.label_names = list(data.label_names)
-        kind = check_text_features(text_features, data.texts, data.name)
-        if data.texts is not None and kind == "wordllama":
-            self.inputs = torch.from_numpy(wordllama_vectors(data.texts))
-            self.data_name += f", {TEXT_FEATURES[kind]}"
+        vectors = static_vectors(text_features, data.texts, data.name)
+        if vectors is not None:
+            self.inputs = torch.from_numpy(vectors)
+            self.data_name += f", {TEXT_FEATURES['wordllama']}"
         elif data.texts is not None:
             self.inputs = ngram_table(data.texts, self.index["train"].numpy(), "word")
         else:
             self.inputs = as_input(np.asarray(data.items if data.features is None else data.features))
 
     @classmethod
-    def load(
-        cls,
-        data: str | Path | None = None,
-        seed: int = 0,
-        batch_size: int = BATCH_SIZE,
-        train_share: float = 1.0,
-        text_features: str | None = None,
-    ) -> MultiLabel:
-        """The task on the data at a path, or on scikit-learn's multilabel generator drawn with the seed."""
-        found = _generated(seed) if data is None else read_data(data, LAYOUTS, cls.name)
-        return cls(found, seed, batch_size, train_share, text_features)
+    def split_of(cls, data: MultiLabelData, seed: int) -> Array:
+        """That of the data, or a drawn one."""
+        return given_split(data.split, len(data.labels), seed)
 
     def model(self) -> nn.Module:
         """A linear layer on words and word pairs, a small convolutional net, or one hidden layer on features."""
@@ -132,62 +117,3 @@ class MultiLabel(Task):
                 "label_names": np.array(self.label_names),
             },
         )
-
-
-def _generated(seed: int, n: int = 3000, classes: int = 12) -> MultiLabelData:
-    """scikit-learn's multilabel generator: bags of words of as many topics as a document has labels."""
-    with needed("sklearn", "The multi-label task without data of your own (--data)"):
-        from sklearn.datasets import make_multilabel_classification
-
-    features, labels = make_multilabel_classification(
-        n, n_features=40, n_classes=classes, n_labels=2, length=25, random_state=seed
-    )
-    names = [f"label {i}" for i in range(classes)]
-    return MultiLabelData(
-        "scikit-learn's multilabel generator (no real data)",
-        labels.astype(bool),
-        names,
-        features=features.astype(np.float32),
-    )
-
-
-# ---- GoEmotions ------------------------------------------------------------------------------------------------------
-
-_TABLES = {"train": "train.tsv", "val": "dev.tsv", "test": "test.tsv"}
-
-
-def _goemotions(path: Path) -> MultiLabelData:
-    """Comments with 28 emotions; rows of text, numbers of labels, id."""
-    names = read_text(path / "labels.txt").split()
-    texts, labels, split = [], [], []
-    for part, table in _TABLES.items():
-        for number, line in enumerate(read_text(path / table).splitlines(), 1):
-            fields = line.split("\t")
-            try:
-                own = [int(label) for label in fields[1].split(",")]
-                labels.append(np.bincount(own, minlength=len(names)).astype(bool))
-            except (IndexError, ValueError):
-                raise ValueError(
-                    f"`data` {path / table} must hold a text, label numbers and an id in each line, "
-                    f"got {line[:60]!r} in line {number}."
-                ) from None
-            if len(labels[-1]) != len(names):
-                raise ValueError(
-                    f"`data` {path / table} must hold label numbers below {len(names)}, the lines of labels.txt, "
-                    f"got {max(own)} in line {number}."
-                )
-            texts.append(fields[0])
-            split.append(part)
-    return MultiLabelData("GoEmotions", np.stack(labels), names, texts=texts, split=np.array(split))
-
-
-LAYOUTS: dict[str, Layout] = {
-    "goemotions": Layout(
-        "a folder with labels.txt, train.tsv, dev.tsv and test.tsv (text, label numbers, id), "
-        "github.com/google-research/google-research/tree/master/goemotions",
-        lambda path: all((path / name).is_file() for name in (*_TABLES.values(), "labels.txt")),
-        _goemotions,
-    ),
-    **MULTI_LABEL,
-}
-"""What `--data` may be."""

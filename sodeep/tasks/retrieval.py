@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable, Iterator
-from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from sodeep import metrics
-from sodeep._extras import needed
 from sodeep.losses import EmbeddingLoss, pairwise_scores, quantized_ap_loss
 from sodeep.samplers import BalancedBatchSampler
 from sodeep.tasks.base import (
-    BATCH_SIZE,
     Array,
     Evaluation,
-    Layout,
     Loss,
     RetrievalData,
     Task,
-    left_behind,
-    npz_files,
-    npz_names,
-    read_data,
     split_classes,
 )
 from sodeep.tasks.encoders import as_input, encode, item_net
-from sodeep.tasks.images import read_pictures
+from sodeep.tasks.generated import digits
 from sodeep.tasks.layouts import RETRIEVAL
 
 
@@ -61,12 +53,12 @@ class Retrieval(Task):
     accepts = ("relevant", "embeddings")
     epochs = 20
     rates = (1e-3, 8e-3)
+    layouts = RETRIEVAL
+    tensors = ("items", "labels")
+    generated = staticmethod(digits)
 
-    def __init__(
-        self, data: RetrievalData, seed: int = 0, batch_size: int = BATCH_SIZE, train_share: float = 1.0
-    ) -> None:
-        split = split_classes(np.asarray(data.split), np.asarray(data.labels), seed)
-        super().__init__(data, split, seed, batch_size, train_share)
+    def __init__(self, data: RetrievalData, seed: int = 0, **options: Any) -> None:
+        super().__init__(data, seed, **options)
         self.items = as_input(data.items)
         self.labels = torch.from_numpy(np.unique(data.labels, return_inverse=True)[1].reshape(-1))
         self.class_names = np.asarray(data.labels).astype(str)
@@ -87,11 +79,9 @@ class Retrieval(Task):
         self.sampler = BalancedBatchSampler(train, classes, self.batch_size // classes, seed=seed)
 
     @classmethod
-    def load(
-        cls, data: str | Path | None = None, seed: int = 0, batch_size: int = BATCH_SIZE, train_share: float = 1.0
-    ) -> Retrieval:
-        """The task on the data at a path, or on the digits inside scikit-learn."""
-        return cls(_digits(seed) if data is None else read_data(data, LAYOUTS, cls.name), seed, batch_size, train_share)
+    def split_of(cls, data: RetrievalData, seed: int) -> Array:
+        """That of the data, with whole classes taken for validation."""
+        return split_classes(np.asarray(data.split), np.asarray(data.labels), seed)
 
     def batches(self, epoch: int) -> Iterator[Array]:
         """Batches of equally many items, four or more, of each of their classes."""
@@ -190,101 +180,3 @@ class Retrieval(Task):
             "strip_ap": ap[shown].cpu().numpy(),
             "thumbnails": self.pictures[index[some]],
         }
-
-
-def _digits(seed: int) -> RetrievalData:
-    """The digits inside scikit-learn; of the ten classes 4 are for training, 3 for validation and 3 for the test."""
-    with needed("sklearn", "The retrieval task without data of your own (--data)"):
-        from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    order = np.random.default_rng([seed, 1]).permutation(10)
-    split = np.array(["train"] * 4 + ["val"] * 3 + ["test"] * 3)[np.argsort(order)]
-    pictures = (255 - digits.images * (255 / 16)).round().astype(np.uint8)
-    return RetrievalData("scikit-learn digits, 3 of 10 classes unseen", pictures, digits.target, split[digits.target])
-
-
-# ---- Omniglot --------------------------------------------------------------------------------------------------------
-
-_OMNIGLOT = ("images_background_small1", "images_background_small2")
-
-
-def _omniglot(path: Path) -> RetrievalData:
-    """Small1 for training; of small2, the alphabets that small1 does not have, for the test."""
-    files, labels, alphabets, parts = [], [], [], []
-    for part in _OMNIGLOT:
-        for name, content in _files(path, part):
-            alphabet, character = name.parts[-3], name.parts[-2]
-            files.append((str(path / name), content))
-            labels.append(f"{alphabet}/{character}")
-            alphabets.append(alphabet)
-            parts.append(part)
-    if len(set(parts)) < 2:
-        raise ValueError(f"`data` {path} must hold pictures in both {' and '.join(_OMNIGLOT)}, got {set(parts)}.")
-    train = np.array(parts) == _OMNIGLOT[0]
-    seen = np.isin(alphabets, np.array(alphabets)[train])
-    keep = train | ~seen
-    split = np.where(train, "train", "test")
-    return RetrievalData(
-        "Omniglot: small1, tested on the unseen alphabets of small2",
-        # ink wins: 105 pixels to 28 by the mean leaves thin strokes pale, but whole
-        read_pictures(files, 28, grey=True)[keep],
-        np.array(labels)[keep],
-        split[keep],
-    )
-
-
-def _files(path: Path, part: str) -> Iterator[tuple[PurePosixPath, bytes]]:
-    """Name and bytes of the pictures of `part`, in a zip or a folder."""
-    if (path / part).is_dir():
-        for file in sorted((path / part).rglob("*.png")):
-            place = PurePosixPath(file.relative_to(path).as_posix())
-            if not any(map(left_behind, place.parts)):
-                yield place, file.read_bytes()
-        return
-    with zipfile.ZipFile(path / f"{part}.zip") as archive:
-        for name in sorted(archive.namelist()):
-            if name.endswith(".png") and not any(map(left_behind, PurePosixPath(name).parts)):
-                yield PurePosixPath(name), archive.read(name)
-
-
-def _is_omniglot(path: Path) -> bool:
-    return all((path / part).is_dir() or (path / f"{part}.zip").is_file() for part in _OMNIGLOT)
-
-
-# ---- small pictures as JPEG in one npz -------------------------------------------------------------------------------
-
-
-def _jpegs(path: Path) -> RetrievalData:
-    """JPEG bytes end to end with offsets; whole classes are held out, drawn once and for all."""
-    file = _jpeg_files(path)[0]
-    with np.load(file) as arrays:
-        content, offsets, labels = arrays["jpeg"].tobytes(), arrays["offset"], arrays["label"]
-    ends = zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
-    files = ((f"{file}, picture {i}", content[start:end]) for i, (start, end) in enumerate(ends))
-    pictures = read_pictures(files, 32)
-    classes = np.unique(labels)
-    order = np.random.default_rng(0).permutation(len(classes))
-    held = max(2, round(0.3 * len(classes)))
-    split = np.where(np.isin(labels, classes[order[:held]]), "test", "train")
-    return RetrievalData(f"{file.stem}, {held} of {len(classes)} classes unseen", pictures, labels, split)
-
-
-def _jpeg_files(path: Path) -> list[Path]:
-    return [file for file in npz_files(path) if {"jpeg", "offset", "label"} <= npz_names(file)]
-
-
-LAYOUTS: dict[str, Layout] = {
-    "omniglot": Layout(
-        f"a folder with {_OMNIGLOT[0]} and {_OMNIGLOT[1]} (folders or .zip), github.com/brendenlake/omniglot",
-        _is_omniglot,
-        _omniglot,
-    ),
-    "jpeg npz": Layout(
-        "an .npz of jpeg (bytes end to end, uint8), offset (n + 1) and label (n)",
-        lambda path: bool(_jpeg_files(path)),
-        _jpegs,
-    ),
-    **RETRIEVAL,
-}
-"""What `--data` may be."""

@@ -21,14 +21,23 @@ TEXT_FEATURES = {"tf-idf": "tf-idf of n-grams", "wordllama": "wordllama vectors"
 """Kinds of text features -> what reports call them. The first is the default."""
 
 
-def check_text_features(kind: str | None, texts: Sequence[str] | None, name: str) -> str:
-    """The kind of features for the texts of the data `name`; None is the default."""
+def static_vectors(kind: str | None, texts: Sequence[str] | None, name: str) -> Array | None:
+    """The word vectors of texts, if `kind` asks for them; None: n-grams are counted, as the task does it.
+
+    Args:
+        kind: one of `TEXT_FEATURES`, or None for the first.
+        texts: those of the data, if they have any.
+        name: of the data, for the message.
+
+    Raises:
+        ValueError: an unknown kind, or data without texts.
+    """
     if kind is None:
-        return next(iter(TEXT_FEATURES))
+        return None
     check_choice(kind, TEXT_FEATURES, "text_features")
     if texts is None:
         raise ValueError(f"`text_features` must not be given for data without texts, got {kind!r} for {name}.")
-    return kind
+    return wordllama_vectors(texts) if kind == "wordllama" else None
 
 
 def tf_idf(texts: Sequence[str], train: Array, width: int = 128) -> Array:

@@ -7,14 +7,14 @@ loss of the multi-label task, hinge among them, and scikit-learn's linear SVM is
 from __future__ import annotations
 
 import functools
-from pathlib import Path
+from collections.abc import Mapping
+from typing import ClassVar
 
-import numpy as np
 from torch import nn
 
-from sodeep._extras import check_installed
-from sodeep.tasks.base import BATCH_SIZE, Evaluation, MultiLabelData
+from sodeep.tasks.base import Evaluation, Layout
 from sodeep.tasks.encoders import FeatureNet
+from sodeep.tasks.generated import two_classes
 from sodeep.tasks.multi_label import MultiLabel
 
 
@@ -30,26 +30,9 @@ class Toy(MultiLabel):
     baseline = "hinge"
     losses = ("hinge", "bce", "map:laplace", "map:sigmoid", "smooth-ap", "map:set")
     options = ()
+    layouts: ClassVar[Mapping[str, Layout]] = {}
     epochs = 20
-
-    @classmethod
-    def load(
-        cls,
-        data: str | Path | None = None,
-        seed: int = 0,
-        batch_size: int = BATCH_SIZE,
-        train_share: float = 1.0,
-        text_features: str | None = None,
-    ) -> Toy:
-        """The points, drawn with the seed.
-
-        Raises:
-            ValueError: data are given.
-        """
-        if data is not None:
-            raise ValueError(f"`data` must not be given for the toy task, which draws its own, got {str(data)!r}.")
-        check_installed("sklearn", "The toy task, for its support vector machine,")
-        return cls(_two_classes(seed), seed, batch_size, train_share, text_features)
+    generated = staticmethod(two_classes)
 
     def model(self) -> nn.Module:
         """A linear scorer of standardised features."""
@@ -75,17 +58,3 @@ class Toy(MultiLabel):
             scores = svm.decision_function(features)
             found.append({s: float(average_precision_score(labels[i], scores[i])) for s, i in index.items()})
         return max(found, key=lambda ap: ap["val"])
-
-
-def _two_classes(seed: int, n: int = 5000, d: int = 10) -> MultiLabelData:
-    """Two normal clouds of different shape: no line parts them, and the best one for precision is not the one between.
-
-    Half of the positives lie far out and are easy; the others are in the midst of the negatives.
-    """
-    rng = np.random.default_rng([seed, 6])
-    positive = rng.random(n) < 0.2
-    easy = rng.random(n) < 0.5
-    points = rng.normal(size=(n, d)) * np.linspace(2.0, 0.5, d)
-    points[positive & easy, 0] += 4.0
-    points[positive & ~easy, 1] += 1.5
-    return MultiLabelData("two classes of points (generated)", positive[:, None], ["positive"], features=points)
