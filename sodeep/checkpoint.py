@@ -34,7 +34,6 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-import sodeep
 from sodeep._checks import describe, plain, user_path
 from sodeep._pickle_stream import NotPlainError
 from sodeep._sealed import (
@@ -48,6 +47,7 @@ from sodeep._sealed import (
     seal,
 )
 from sodeep._torch_file import read_torch_file
+from sodeep._version import __version__
 from sodeep.sorters import SORTERS, Sorter, build_sorter
 
 FORMAT_VERSION = 1
@@ -157,7 +157,7 @@ def save_sorter(
         "config": sorter.config,
         "n_parameters": sum(weight.numel() for weight in weights.values()),
         "training": dict(sorter.trained if training is None else training),
-        "library_version": sodeep.__version__,
+        "library_version": __version__,
     }
     try:
         json.dumps(header, allow_nan=False, default=plain)
@@ -438,7 +438,7 @@ def _parse_header(path: Path, data: bytes, size: int) -> dict[str, Any]:
         if isinstance(version, int) and version > FORMAT_VERSION:
             raise _not_a_sorter(
                 path,
-                f"its format version is {version}, and this sodeep ({sodeep.__version__}) reads up to {FORMAT_VERSION}",
+                f"its format version is {version}, and this sodeep ({__version__}) reads up to {FORMAT_VERSION}",
                 "Update sodeep.",
             )
         check_header(data, header, _HEADER_FIELDS)

@@ -58,10 +58,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import sodeep
 from sodeep._checks import check_at_least, check_choice, check_computes, describe, user_path
 from sodeep._files import sole_writer, sweep
+from sodeep._version import __version__
 from sodeep.checkpoint import write_atomic
+from sodeep.sorters import Sorter
 from sodeep.tasks import TASKS, Task
 from sodeep.tasks.base import BATCH_SIZE
 from sodeep.tasks.contenders import FORMS, Contender, contender, default_losses
@@ -636,7 +637,7 @@ def _sorter_mark(entry: Contender, kind: type[Task]) -> int | None:
     except Exception:  # of a loss, whoever wrote it: its runs will tell
         return None
     modules = [module for term in terms if isinstance(term, nn.Module) for module in term.modules()]
-    sorters = [module for module in modules if isinstance(module, sodeep.Sorter)]
+    sorters = [module for module in modules if isinstance(module, Sorter)]
     mark = 0
     for weight in (weight for sorter in sorters for weight in sorter.state_dict().values()):
         mark = zlib.crc32(weight.cpu().numpy().tobytes(), mark)
@@ -675,7 +676,7 @@ def _claim(
         return ValueError(f"`out` {folder} holds {got}. Choose another folder, or delete it.")
 
     path = folder / "comparison.json"
-    found: dict[str, Any] = {**what, "sodeep": sodeep.__version__, "torch": torch.__version__}
+    found: dict[str, Any] = {**what, "sodeep": __version__, "torch": torch.__version__}
     if path.exists():
         try:
             found = dict(json.loads(path.read_bytes()))

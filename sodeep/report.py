@@ -28,10 +28,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-import sodeep
 from sodeep._arrays import read_npz
 from sodeep._checks import user_path
 from sodeep._extras import is_missing, needed, remedy
+from sodeep._version import __version__
 from sodeep.checkpoint import list_sorters, write_atomic
 from sodeep.compare import Cell, Run, Summary, read_runs, summarise
 from sodeep.tasks.contenders import LOSSES, RANK_LOSSES, RANKS, contender, terms_of
@@ -356,7 +356,7 @@ def _markdown(parts: Sequence[_Part], command: str | None, notes: Sequence[str])
 def _data(parts: Sequence[_Part], command: str | None, notes: Sequence[str]) -> dict[str, Any]:
     return {
         "format_version": 1,
-        "sodeep": sodeep.__version__,
+        "sodeep": __version__,
         "torch": torch.__version__,
         "command": command,
         "notes": list(notes),
