@@ -14,7 +14,7 @@ from sodeep.tasks import TASKS
 PATH = Path(sodeep.__file__).with_name("layouts.json")
 
 
-def listed():
+def listed() -> dict[str, dict[str, str]]:
     """Name and text of every layout, by task."""
     modules = {task: sys.modules[kind.__module__] for task, kind in TASKS.items()}
     tables = {task: getattr(module, "LAYOUTS", {}) for task, module in modules.items()}
