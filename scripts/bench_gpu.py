@@ -10,18 +10,21 @@ Forward and backward, median of ten after three to warm up; memory is the peak a
 import datetime
 import importlib.util
 import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import click
 import torch
+from torch import Tensor
 
 import sodeep
 
 DIMENSIONS, PER_CLASS = 128, 4
 
 
-def losses():
+def losses() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
     """Name -> a function of (embeddings, labels)."""
-    found = {
+    found: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
         "Smooth-AP": sodeep.EmbeddingLoss(sodeep.SmoothAPLoss()),
         "quantised AP": sodeep.EmbeddingLoss(sodeep.QuantizedAPLoss()),
     }
@@ -32,9 +35,12 @@ def losses():
     return found
 
 
-def rank_fns():
+def rank_fns() -> dict[str, Callable[[Tensor], Tensor]]:
     """Name -> a rank function."""
-    found = {"laplace_rank": sodeep.laplace_rank, "sigmoid_rank": sodeep.sigmoid_rank}
+    found: dict[str, Callable[[Tensor], Tensor]] = {
+        "laplace_rank": sodeep.laplace_rank,
+        "sigmoid_rank": sodeep.sigmoid_rank,
+    }
     if importlib.util.find_spec("torchsort"):
         import torchsort
 
@@ -42,7 +48,7 @@ def rank_fns():
     return found
 
 
-def cost(step, device):
+def cost(step: Callable[[], object], device: str) -> str:
     """Median ms and peak MiB of `step`, or the reason there is none."""
     gpu = torch.device(device).type == "cuda"
     try:
@@ -66,7 +72,9 @@ def cost(step, device):
         return "out of memory"
 
 
-def table(functions, sizes, prepare, device):
+def table(
+    functions: Mapping[str, Any], sizes: Sequence[Any], prepare: Callable[[Any, Any], Callable[[], object]], device: str
+) -> None:
     """One row a function, one column a size."""
     click.echo("| | " + " | ".join(map(str, sizes)) + " |\n|---|" + "---|" * len(sizes))
     for name, function in functions.items():
@@ -78,17 +86,17 @@ def table(functions, sizes, prepare, device):
 @click.command()
 @click.option("--device", default="cuda", show_default=True)
 @click.option("--tiny", is_flag=True, help="Small sizes, to try the script.")
-def main(device, tiny):
+def main(device: str, tiny: bool) -> None:
     """Print the tables."""
     name = torch.cuda.get_device_name() if torch.device(device).type == "cuda" else device
     click.echo(f"{name}, torch {torch.__version__}, {datetime.date.today()}\n")
 
-    def embeddings(loss, rows):
+    def embeddings(loss: Callable[[Tensor, Tensor], Tensor], rows: int) -> Callable[[], object]:
         x = torch.randn(rows, DIMENSIONS, device=device, requires_grad=True)
         labels = torch.arange(rows, device=device) // PER_CLASS
         return lambda: torch.autograd.grad(loss(x, labels), x)
 
-    def lists(rank_fn, shape):
+    def lists(rank_fn: Callable[[Tensor], Tensor], shape: tuple[int, int]) -> Callable[[], object]:
         x = torch.randn(shape, device=device, requires_grad=True)
         weights = torch.randn(shape, device=device)
         return lambda: torch.autograd.grad((rank_fn(x) * weights).sum(), x)

@@ -29,8 +29,16 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:  # torch is imported by the processes that are measured
+    from torch import Tensor
+
+    Criterion = Callable[[Tensor], Tensor]
+    Make = Callable[[Tensor], Criterion]
 
 PER_CLASS, DIMENSIONS = 4, 128
 OURS, PML, DENSE = "sodeep", "pytorch-metric-learning", "dense form"
@@ -39,8 +47,8 @@ OURS, PML, DENSE = "sodeep", "pytorch-metric-learning", "dense form"
 # Contestants: name -> a function of the labels (B,) that gives a loss of the embeddings (B, 128)
 
 
-def ours(module, name, **options):
-    def make(labels):
+def ours(module: str, name: str, **options: Any) -> Make:
+    def make(labels: Tensor) -> Criterion:
         loss = getattr(importlib.import_module(f"sodeep.losses.{module}"), name)(**options)
         criterion = importlib.import_module("sodeep.losses.embedding").EmbeddingLoss(loss)
         return lambda x: criterion(x, labels)
@@ -48,8 +56,8 @@ def ours(module, name, **options):
     return make
 
 
-def pml(name, miner=None, **options):
-    def make(labels):
+def pml(name: str, miner: tuple[str, dict[str, Any]] | None = None, **options: Any) -> Make:
+    def make(labels: Tensor) -> Criterion:
         from pytorch_metric_learning import losses, miners
 
         loss = getattr(losses, name)(**options)
@@ -61,16 +69,16 @@ def pml(name, miner=None, **options):
     return make
 
 
-def dense(form):
+def dense(form: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Make:
     """A loss of a similarity matrix (B, B) and a relevance matrix with the diagonal left out by a mask."""
 
-    def make(labels):
+    def make(labels: Tensor) -> Criterion:
         import torch
 
         same = labels == labels.unsqueeze(1)
         other = ~torch.eye(len(labels), dtype=torch.bool)
 
-        def loss(x):
+        def loss(x: Tensor) -> Tensor:
             x = torch.nn.functional.normalize(x, dim=1)
             return form(x @ x.t(), (same & other).float(), other.float())
 
@@ -79,7 +87,7 @@ def dense(form):
     return make
 
 
-def dense_smooth_ap(s, positive, other, tau=0.01):
+def dense_smooth_ap(s: Tensor, positive: Tensor, other: Tensor, tau: float = 0.01) -> Tensor:
     import torch
 
     above = torch.sigmoid((s.unsqueeze(1) - s.unsqueeze(2)) / tau)  # [q, i, j]: is j above i?
@@ -88,12 +96,14 @@ def dense_smooth_ap(s, positive, other, tau=0.01):
     return 1 - ((rank_positive / rank * positive).sum(1) / positive.sum(1)).mean()
 
 
-def dense_sup_ap(s, positive, other, tau=0.01, rho=100, delta=0.05):
+def dense_sup_ap(
+    s: Tensor, positive: Tensor, other: Tensor, tau: float = 0.01, rho: float = 100, delta: float = 0.05
+) -> Tensor:
     import math
 
     import torch
 
-    loss = 0
+    loss = s.new_zeros(())
     for q in range(len(s)):  # the released code goes over the queries as well
         P, N = s[q][positive[q] > 0], s[q][(other[q] - positive[q]) > 0]
         d = N - P.unsqueeze(1)
@@ -106,7 +116,14 @@ def dense_sup_ap(s, positive, other, tau=0.01, rho=100, delta=0.05):
     return loss / len(s)
 
 
-def dense_recall_at_k(s, positive, other, k=(1, 2, 4, 8, 16), tau_rank=0.01, tau_k=1.0):
+def dense_recall_at_k(
+    s: Tensor,
+    positive: Tensor,
+    other: Tensor,
+    k: tuple[int, ...] = (1, 2, 4, 8, 16),
+    tau_rank: float = 0.01,
+    tau_k: float = 1.0,
+) -> Tensor:
     import torch
 
     above = torch.sigmoid((s.unsqueeze(1) - s.unsqueeze(2)) / tau_rank) * other.unsqueeze(0) * other.unsqueeze(1)
@@ -115,7 +132,7 @@ def dense_recall_at_k(s, positive, other, k=(1, 2, 4, 8, 16), tau_rank=0.01, tau
     return 1 - torch.stack(found).mean()
 
 
-def dense_quantized_ap(s, positive, other, num_bins=20):
+def dense_quantized_ap(s: Tensor, positive: Tensor, other: Tensor, num_bins: int = 20) -> Tensor:
     import torch
 
     # as released: a rising and a falling ramp for each bin, and the smaller of the two
@@ -128,16 +145,16 @@ def dense_quantized_ap(s, positive, other, num_bins=20):
     return 1 - ((precision * h_positive).sum(1) / positive.sum(1)).mean()
 
 
-def dense_fast_ap(s, positive, other):
+def dense_fast_ap(s: Tensor, positive: Tensor, other: Tensor) -> Tensor:
     return dense_quantized_ap(s, positive, other, num_bins=11)
 
 
-def dense_asp(s, positive, other, tau=0.01):
+def dense_asp(s: Tensor, positive: Tensor, other: Tensor, tau: float = 0.01) -> Tensor:
     import torch
 
     meaning = torch.linspace(0, 1, s.numel()).view_as(s).t().cos()
 
-    def rank(x):
+    def rank(x: Tensor) -> Tensor:
         above = torch.sigmoid((x.unsqueeze(1) - x.unsqueeze(2)) / tau)
         return 1 + (above * other.unsqueeze(0) * other.unsqueeze(1)).sum(2)
 
@@ -145,7 +162,7 @@ def dense_asp(s, positive, other, tau=0.01):
     return 1 - ((torch.minimum(a, b) / torch.maximum(a, b) * other).sum(1) / other.sum(1)).mean()
 
 
-def ours_asp(labels):
+def ours_asp(labels: Tensor) -> Criterion:
     import torch
 
     from sodeep.losses.semantic import asp_loss
@@ -154,14 +171,17 @@ def ours_asp(labels):
     other = ~torch.eye(B, dtype=torch.bool)
     meaning = torch.linspace(0, 1, B * B).view(B, B).t().cos()[other].view(B, B - 1)
 
-    def loss(x):
+    def loss(x: Tensor) -> Tensor:
         x = torch.nn.functional.normalize(x, dim=1)
-        return asp_loss((x @ x.t())[other].view(B, B - 1), meaning)
+        value: Tensor = asp_loss((x @ x.t())[other].view(B, B - 1), meaning)
+        return value
 
     return loss
 
 
-def dense_binomial(s, positive, other, alpha=2, beta=50, base=0.5):
+def dense_binomial(
+    s: Tensor, positive: Tensor, other: Tensor, alpha: float = 2, beta: float = 50, base: float = 0.5
+) -> Tensor:
     import torch
 
     negative = other - positive
@@ -170,7 +190,7 @@ def dense_binomial(s, positive, other, alpha=2, beta=50, base=0.5):
     return (pull.sum(1) / positive.sum(1) + push.sum(1) / negative.sum(1)).mean()
 
 
-LOSSES = {
+LOSSES: dict[str, dict[str, Make]] = {
     "smooth-ap": {OURS: ours("retrieval", "SmoothAPLoss"), PML: pml("SmoothAPLoss"), DENSE: dense(dense_smooth_ap)},
     "quantized-ap": {OURS: ours("retrieval", "QuantizedAPLoss"), DENSE: dense(dense_quantized_ap)},
     "fast-ap": {OURS: ours("retrieval", "FastAPLoss"), PML: pml("FastAPLoss"), DENSE: dense(dense_fast_ap)},
@@ -207,12 +227,12 @@ LOSSES = {
 # A contestant's process: one step for the memory, then as many timed steps as each line on stdin asks for
 
 
-def peak_mb():
+def peak_mb() -> float:
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
 
 
-def forget_peak():
+def forget_peak() -> None:
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     with open("/proc/self/clear_refs", "w") as refs:
         refs.write("5")
@@ -223,15 +243,15 @@ def serve(loss: str, size: int, contestant: str) -> None:
 
     torch.set_num_threads(1)
 
-    def problem(n):
+    def problem(n: int) -> tuple[Tensor, Criterion]:
         x = torch.randn(n, DIMENSIONS, generator=torch.Generator().manual_seed(0))
         labels = torch.arange(n // PER_CLASS).repeat_interleave(PER_CLASS)
         return torch.nn.functional.normalize(x, dim=1).requires_grad_(), LOSSES[loss][contestant](labels)
 
-    def step(x, criterion):
+    def step(x: Tensor, criterion: Criterion) -> float:
         start = time.process_time()
         x.grad = None
-        criterion(x).backward()
+        criterion(x).backward()  # type: ignore[no-untyped-call]
         return (time.process_time() - start) * 1e3
 
     step(*problem(16))  # libraries load now, not in the measurement
@@ -254,7 +274,8 @@ class Contestant:
             os.sched_setaffinity(0, {core})
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
-        self.name, self.time_limit, self.times = name, time_limit, []
+        self.name, self.time_limit = name, time_limit
+        self.times: list[float] = []
         self.mb, self.failure = float("nan"), ""
         self.process = subprocess.Popen(
             [sys.executable, "-W", "ignore", __file__, "--work", loss, str(size), name],
@@ -271,10 +292,12 @@ class Contestant:
             self.steps = max(1, int(50 / first["first"]))
             self.slow = first["first"] > 10_000  # not repeated: the first step is the only sample
 
-    def answer(self):
+    def answer(self) -> Any:
         """The next line of the process, or None if it died or took too long."""
-        ready, _, _ = select.select([self.process.stdout], [], [], self.time_limit)
-        line = self.process.stdout.readline() if ready else ""
+        stdout = self.process.stdout
+        assert stdout is not None  # it is a pipe
+        ready, _, _ = select.select([stdout], [], [], self.time_limit)
+        line = stdout.readline() if ready else ""
         if line:
             return json.loads(line)
         self.process.kill()
@@ -338,7 +361,14 @@ def compare(loss: str, size: int, rounds: int, memory_gib: float, time_limit: fl
 @click.option("--memory-limit", default=10.0, show_default=True, help="Address space of a contestant, in GiB.")
 @click.option("--time-limit", default=60.0, show_default=True, help="Seconds for one answer of a contestant.")
 @click.option("--work", nargs=3, hidden=True, help="Be one contestant: loss, size, name.")
-def main(losses, sizes, rounds, memory_limit, time_limit, work):
+def main(
+    losses: tuple[str, ...],
+    sizes: tuple[int, ...],
+    rounds: int,
+    memory_limit: float,
+    time_limit: float,
+    work: tuple[str, str, str] | None,
+) -> None:
     if work:
         return serve(work[0], int(work[1]), work[2])
     versions = {name: importlib.metadata.version(name) for name in ("torch", PML) if available(name)}

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -39,7 +40,7 @@ OURS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
     "straight_through(laplace_rank)": (straight_through(laplace_rank), sys.maxsize),
     "sigmoid_rank": (sigmoid_rank, PAIRS),
 }
-PEERS = {
+PEERS: dict[str, tuple[str, Callable[[Any], Callable[[Tensor], Tensor]], int]] = {
     "torchsort": ("torchsort", lambda m: lambda s: m.soft_rank(-s, regularization_strength=0.1), sys.maxsize),
     "torchpsort": ("torchpsort", lambda m: lambda s: m.soft_rank(-s, tau=0.1), sys.maxsize),
     "softtorch, fast_soft_sort": (
@@ -73,7 +74,7 @@ def once(function: Callable[[Tensor], Tensor], scores: Tensor, weights: Tensor) 
     start = time.thread_time()
     ranks = function(leaf)
     if ranks.requires_grad:
-        ranks.backward(weights)
+        ranks.backward(weights)  # type: ignore[no-untyped-call]
     return (time.thread_time() - start) * 1e3
 
 

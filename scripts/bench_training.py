@@ -14,6 +14,9 @@ import datetime
 import itertools
 import platform
 import time
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
 
 import click
 import numpy as np
@@ -25,22 +28,22 @@ import sodeep
 from sodeep import sorters
 
 
-class Lists2019(Dataset):
+class Lists2019(Dataset[tuple[Any, Any]]):
     """One list at a time, as the 2019 loader draws them: its ten equally likely types, ranked by two argsorts."""
 
-    def __init__(self, n):
+    def __init__(self, n: int) -> None:
         self.n = n
         self.random = np.random.default_rng(0)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return 400_000
 
-    def __getitem__(self, index):
-        scores = self.draw(self.random.integers(10)).astype(np.float32)
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        scores = self.draw(int(self.random.integers(10))).astype(np.float32)
         ranks = self.n - np.argsort(np.argsort(scores))
         return scores, ranks.astype(np.float32) / self.n
 
-    def draw(self, kind):
+    def draw(self, kind: int) -> Any:
         """A list of one of the ten types."""
         n = self.n
         if kind in (0, 1, 7):
@@ -48,7 +51,8 @@ class Lists2019(Dataset):
         if kind == 2:
             return self.random.normal(size=n)
         if kind in (3, 4):
-            even = np.linspace(*np.sort(self.random.uniform(0, 1, 2)), n)
+            low, high = sorted(self.random.uniform(0, 1, 2))
+            even = np.linspace(low, high, n)
             return even if kind == 3 else self.random.permutation(even)
         if kind in (5, 6):
             cut = self.random.integers(n)
@@ -61,18 +65,12 @@ class Lists2019(Dataset):
         return np.arange(-1, 1, 2 / n)[:n]
 
 
-@contextlib.contextmanager
-def convolution_heads():
+def convolution_heads() -> contextlib.AbstractContextManager[object]:
     """The dense heads as the convolutions they were published as."""
-    matrix = sorters._DenseHead.forward
-    sorters._DenseHead.forward = lambda self, x: nn.Conv1d.forward(self, x).squeeze(-1)
-    try:
-        yield
-    finally:
-        sorters._DenseHead.forward = matrix
+    return mock.patch.object(sorters._DenseHead, "forward", lambda self, x: nn.Conv1d.forward(self, x).squeeze(-1))
 
 
-def rate(step, batch, seconds):
+def rate(step: Callable[[], None], batch: int, seconds: float) -> float:
     """Sequences per second of `step()`, after one call to warm up; at least two calls are timed."""
     step()
     start, calls = time.perf_counter(), 0
@@ -82,34 +80,34 @@ def rate(step, batch, seconds):
     return batch * calls / (time.perf_counter() - start)
 
 
-def ours(name, n, batch, device):
+def ours(name: str, n: int, batch: int, device: str) -> Callable[[], None]:
     sorter = sodeep.build_sorter(name, n).to(device)
     optimizer = torch.optim.Adam(sorter.parameters(), lr=1e-3, fused=True)
     generator = torch.Generator(device).manual_seed(0)
 
-    def step():
+    def step() -> None:
         scores = sodeep.generators.draw(sodeep.SODEEP2019, batch, n, generator)
         loss = nn.functional.l1_loss(sorter(scores) / n, sodeep.exact_rank(scores) / n)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     return step
 
 
-def as_in_2019(name, n, batch, device, workers):
+def as_in_2019(name: str, n: int, batch: int, device: str, workers: int) -> Callable[[], None]:
     sorter = sodeep.build_sorter(name, n, normalize=False).to(device)
     optimizer = torch.optim.Adam(sorter.parameters(), lr=1e-3)
     batches = itertools.chain.from_iterable(
         DataLoader(Lists2019(n), batch_size=batch, num_workers=workers) for _ in itertools.count()
     )
 
-    def step():
+    def step() -> None:
         scores, target = (x.to(device) for x in next(batches))
         with convolution_heads():
             loss = nn.functional.l1_loss(sorter(scores) / n, target)
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     return step
@@ -124,7 +122,16 @@ def as_in_2019(name, n, batch, device, workers):
 @click.option("--threads", default=2, show_default=True)
 @click.option("--workers", default=2, show_default=True, help="Of the 2019 DataLoader.")
 @click.option("--device", default="cuda" if torch.cuda.is_available() else "cpu", show_default=True)
-def main(names, n, batch_size, seconds, rounds, threads, workers, device):
+def main(
+    names: tuple[str, ...],
+    n: int,
+    batch_size: int,
+    seconds: float,
+    rounds: int,
+    threads: int,
+    workers: int,
+    device: str,
+) -> None:
     """Training throughput of each sorter, here and as in 2019, as Markdown."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)

@@ -12,17 +12,19 @@ the positives of caption i are looked for in the columns 5 i to 5 i + 4, which b
 """
 
 import functools
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import click
 import torch
+from torch import Tensor
 
 import sodeep
 from sodeep.tasks.cross_modal import CrossModal
 
 PICTURES, CAPTIONS = 128, 5
 MARGIN, TEMPERATURE, TAU, LEAST = 0.2, 0.1, 0.01, 0.01
-LOSSES = {
+LOSSES: dict[str, torch.nn.Module] = {
     "triplet-hard": sodeep.TripletLoss(MARGIN, mining="hard"),
     "nt-xent": sodeep.NTXentLoss(TEMPERATURE),
     "smooth-ap": sodeep.SmoothAPLoss(TAU),
@@ -32,17 +34,17 @@ LOSSES = {
 # ---- the rules -------------------------------------------------------------------------------------------------------
 
 
-def triplet_hard(scores, relevant):
+def triplet_hard(scores: Tensor, relevant: Tensor) -> int:
     """Of a query: the hardest negative, if its hinge is above 0."""
     return int(MARGIN + scores[~relevant].max() - scores[relevant].min() > 0)
 
 
-def nt_xent(scores, relevant):
+def nt_xent(scores: Tensor, relevant: Tensor) -> int:
     """Negatives with a probability above LEAST."""
     return int(((scores / TEMPERATURE).softmax(-1)[~relevant] > LEAST).sum())
 
 
-def smooth_ap(scores, relevant):
+def smooth_ap(scores: Tensor, relevant: Tensor) -> int:
     """Pairs of a positive i and another item j with G(1 - G) / R(i)^2 above LEAST, the slope of G without its 1/tau."""
     places = relevant.nonzero().squeeze(1)
     above = ((scores - scores[places, None]) / TAU).sigmoid()  # (P, N): how far j stands above i
@@ -51,7 +53,7 @@ def smooth_ap(scores, relevant):
     return int((slope > LEAST).sum())
 
 
-def released(scores):
+def released(scores: Tensor) -> list[int]:
     """The rule for Smooth-AP from caption to picture, with the columns of the released code."""
     columns = torch.zeros_like(scores, dtype=torch.bool)
     for caption, row in enumerate(columns):
@@ -59,25 +61,29 @@ def released(scores):
     return [smooth_ap(row, places) for row, places in zip(scores, columns, strict=True)]
 
 
-def smooth_ap_per_positive(scores, relevant):
+def smooth_ap_per_positive(scores: Tensor, relevant: Tensor) -> float:
     """As they report it: from picture to caption a fifth of the pairs."""
     return smooth_ap(scores, relevant) / int(relevant.sum())
 
 
-RULES = {"triplet-hard": triplet_hard, "nt-xent": nt_xent, "smooth-ap": smooth_ap_per_positive}
+RULES: dict[str, Callable[[Tensor, Tensor], float]] = {
+    "triplet-hard": triplet_hard,
+    "nt-xent": nt_xent,
+    "smooth-ap": smooth_ap_per_positive,
+}
 
 
 # ---- embeddings ------------------------------------------------------------------------------------------------------
 
 
-def of_difficulty(noise, dimensions=64):
+def of_difficulty(noise: float, dimensions: int = 64) -> tuple[Tensor, Tensor]:
     """Pictures (128, d), and captions (640, d) that are their pictures with noise of `noise` times their length."""
     generator = torch.Generator().manual_seed(0)
     pictures, away = (torch.randn(n, dimensions, generator=generator) for n in (PICTURES, PICTURES * CAPTIONS))
     return pictures, pictures.repeat_interleave(CAPTIONS, 0) + noise * away
 
 
-def trained(data, loss, epochs):
+def trained(data: Path, loss: torch.nn.Module, epochs: int) -> Iterator[tuple[Tensor, Tensor]]:
     """The batches (pictures, captions) of an epoch of the training split, after training with a loss."""
     task = CrossModal.load(data, seed=0, batch_size=PICTURES)
     torch.manual_seed(0)
@@ -86,7 +92,7 @@ def trained(data, loss, epochs):
     for epoch in range(epochs):
         for batch in task.batches(epoch):
             optimizer.zero_grad()
-            task.forward(model, batch)["relevant"](loss).backward()
+            task.forward(model, batch)["relevant"](loss).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     model.eval()
     for batch in task.batches(epochs):
@@ -98,14 +104,14 @@ def trained(data, loss, epochs):
 # ---- the table -------------------------------------------------------------------------------------------------------
 
 
-def summary(counts, batches):
+def summary(counts: Sequence[float], batches: int) -> tuple[str, str]:
     """Mean of what is not zero, and how many of a batch are."""
-    counts = torch.as_tensor(counts, dtype=torch.float64)
-    some = counts[counts > 0]
+    values = torch.as_tensor(counts, dtype=torch.float64)
+    some = values[values > 0]
     return f"{some.mean():.2f}" if len(some) else "-", f"{(len(counts) - len(some)) / batches:.1f}"
 
 
-def lines(embeddings, name, batches):
+def lines(embeddings: str, name: str, batches: Sequence[tuple[Tensor, Tensor]]) -> Iterator[str]:
     """A line of the table for each way."""
     for way in ("i2t", "t2i"):
         by_rule, by_weight, slipped, right = [], [], [], []
@@ -129,7 +135,7 @@ def lines(embeddings, name, batches):
 @click.option("--data", type=click.Path(path_type=Path, exists=True), help="Of the cross-modal task, such as emoji.")
 @click.option("--epochs", default=20, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Markdown file to write to as well.")
-def main(data, epochs, out):
+def main(data: Path | None, epochs: int, out: Path | None) -> None:
     """Print the table."""
     kinds = {f"noise {noise:g}": functools.partial(of_difficulty, noise) for noise in (0.5, 1.0, 2.0, 4.0)}
     options = f" --data $SODEEP_DATA/{data.name} --epochs {epochs}" if data else ""
@@ -146,8 +152,9 @@ def main(data, epochs, out):
     for kind, make in kinds.items():
         for name in LOSSES:
             table += lines(kind, name, [make()])
-    for name, loss in LOSSES.items() if data else ():
-        table += lines(f"{data.name}, trained with it", name, list(trained(data, loss, epochs)))
+    if data is not None:
+        for name, loss in LOSSES.items():
+            table += lines(f"{data.name}, trained with it", name, list(trained(data, loss, epochs)))
     text = "\n".join(table) + "\n"
     click.echo(text)
     if out is not None:

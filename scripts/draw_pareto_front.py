@@ -81,9 +81,14 @@ class Point:
     rank_fn: RankFn
     figures: dict[tuple[str, int], Figures] = field(default_factory=dict)
 
+    @property
+    def seq_len(self) -> int | None:
+        """The only length that it ranks, if there is one."""
+        return getattr(self.rank_fn, "seq_len", None)
+
     def takes(self, n: int) -> bool:
         """Whether it ranks lists of that length."""
-        return getattr(self.rank_fn, "seq_len", None) in (None, n)
+        return self.seq_len in (None, n)
 
 
 class Figures(NamedTuple):
@@ -115,15 +120,12 @@ def blackbox(move: float) -> RankFn:
 
 def contenders(files: Sequence[Path]) -> list[Point]:
     """Every function at every setting, smooth to sharp within a family; the sorters last."""
-    points = [
-        Point(family, f"std/{k:g}", make(k))
-        for family, make in {
-            "laplace": lambda k: relative(laplace_rank, 1 / k),
-            "sigmoid": lambda k: relative(sigmoid_rank, 1 / k),
-            "straight-through laplace": lambda k: straight_through(relative(laplace_rank, 1 / k)),
-        }.items()
-        for k in SPREADS
-    ]
+    smooth: dict[str, Callable[[float], RankFn]] = {
+        "laplace": lambda k: relative(laplace_rank, 1 / k),
+        "sigmoid": lambda k: relative(sigmoid_rank, 1 / k),
+        "straight-through laplace": lambda k: straight_through(relative(laplace_rank, 1 / k)),
+    }
+    points = [Point(family, f"std/{k:g}", make(k)) for family, make in smooth.items() for k in SPREADS]
     points += [Point("blackbox", f"lam {move:g} n²", blackbox(move)) for move in MOVES]
     points.append(Point("blackbox", "default", blackbox_rank))
     if importlib.util.find_spec("torchsort"):
@@ -179,7 +181,7 @@ def measure(points: Sequence[Point], sizes: Sequence[Size], echo: Callable[[str]
         if not any(point.takes(size.n) for size in sizes):
             lengths = " and ".join(f"{size.n:,}" for size in sizes)
             raise click.ClickException(
-                f"{point.setting} takes lists of {point.rank_fn.seq_len} only. The front is drawn at {lengths}."
+                f"{point.setting} takes lists of {point.seq_len} only. The front is drawn at {lengths}."
             )
     for size in sizes:
         for kind in (ORDINARY, *NO_SINGLE_SCALE):

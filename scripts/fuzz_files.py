@@ -27,7 +27,9 @@ import tempfile
 import traceback
 import warnings
 import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, TextIO
 
 import click
 import numpy as np
@@ -39,26 +41,34 @@ import sodeep
 from sodeep import compare, training
 from sodeep._sealed import seal
 from sodeep.tasks import layouts, revisited
+from sodeep.tasks.base import Layout
 
 SECONDS = 5
 MEMORY = 200 * 2**20
+Write = Callable[[Path], Path]
+"""Writes good files into a folder; the path of the one to be damaged."""
+Read = Callable[[Path, Path], object]
+"""Reads that path, or its folder."""
+Hostile = Callable[[random.Random, Path, bytes], bytes]
+"""Makes a hostile file in place of a good one."""
+
 RAN = "ran"  # the file that a hostile pickle makes, if it runs
 
 
 # ---- good files ------------------------------------------------------------------------------------------------------
 
 
-def small_sorter():
+def small_sorter() -> sodeep.Sorter:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return sodeep.build_sorter("gru-sum")
 
 
-def sorter_file(folder):
+def sorter_file(folder: Path) -> Path:
     return sodeep.save_sorter(folder / "s.safetensors", small_sorter(), training={"lengths": [3, 9], "note": "x" * 40})
 
 
-def old_sorter_file(folder):
+def old_sorter_file(folder: Path) -> Path:
     path = sorter_file(folder)
     tensors = safetensors.torch.load_file(path)
     with safetensors.safe_open(path, "pt") as file:
@@ -68,10 +78,17 @@ def old_sorter_file(folder):
     return path
 
 
-STATE = {"sorter": "gru-sum", "steps": 2, "validate_every": 1, "batch_size": 1, "lengths": (3, 6), "lr": 1e-3}
+STATE: dict[str, Any] = {
+    "sorter": "gru-sum",
+    "steps": 2,
+    "validate_every": 1,
+    "batch_size": 1,
+    "lengths": (3, 6),
+    "lr": 1e-3,
+}
 
 
-def state_file(folder):
+def state_file(folder: Path) -> Path:
     run = training._Run(sodeep.TrainConfig(**STATE, distributions={"normal": 1.0}).resolve())
     run.advance()
     run.validate()
@@ -80,7 +97,7 @@ def state_file(folder):
     return path
 
 
-def checkpoint_2019(folder, zipped):
+def checkpoint_2019(folder: Path, zipped: bool) -> Path:
     weights = {
         f"lstm.{name}": t for name, t in torch.nn.GRU(1, 4, batch_first=True, bidirectional=True).state_dict().items()
     }
@@ -91,19 +108,19 @@ def checkpoint_2019(folder, zipped):
     return path
 
 
-def scores_csv(folder):
+def scores_csv(folder: Path) -> Path:
     path = folder / "scores.csv"
     path.write_text("0.1,0.5,0.2,0.9\n3,1,2,5\n-1e3,2.5\n")
     return path
 
 
-def scores_npy(folder):
+def scores_npy(folder: Path) -> Path:
     np.save(folder / "scores.npy", np.arange(12.0).reshape(3, 4))
     return folder / "scores.npy"
 
 
-def features(task):
-    def write(folder):
+def features(task: str) -> Write:
+    def write(folder: Path) -> Path:
         rng = np.random.default_rng(0)
         x = rng.normal(size=(6, 3)).astype("f4")
         labels = np.array([0, 0, 1, 1, 2, 2])
@@ -114,17 +131,17 @@ def features(task):
             "multi-label": {"features": x, "labels": np.eye(6, dtype=int)[:, :3]},
         }[task]
         path = folder / "my.npz"
-        save = np.savez if task in ("retrieval", "memorability") else np.savez_compressed
+        save: Callable[..., None] = np.savez if task in ("retrieval", "memorability") else np.savez_compressed
         save(path, **{f"{split}_{name}": array for split in ("train", "test") for name, array in arrays.items()})
         return path
 
     return write
 
 
-def read_data(known, file=False):
+def read_data(known: Mapping[str, Layout], file: bool = False) -> Read:
     """As ``sodeep compare --data`` reads a folder, or a file."""
 
-    def read(path, folder):
+    def read(path: Path, folder: Path) -> None:
         place = path if file else folder
         found = [layout for layout in known.values() if layout.found(place)]
         if not found:
@@ -134,15 +151,15 @@ def read_data(known, file=False):
     return read
 
 
-def picture(path, mode="RGB"):
+def picture(path: Path, mode: str = "RGB") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
     Image.fromarray(rng.integers(0, 255, (9, 7, 3), dtype=np.uint8)).convert(mode).save(path)
     return path
 
 
-def class_folders(suffix):
-    def write(folder):
+def class_folders(suffix: str) -> Write:
+    def write(folder: Path) -> Path:
         for name in "abcd":
             for i in range(2):
                 path = picture(folder / name / f"{i}.{suffix}")
@@ -151,8 +168,8 @@ def class_folders(suffix):
     return write
 
 
-def cub(which):
-    def write(folder):
+def cub(which: str) -> Write:
+    def write(folder: Path) -> Path:
         names = [f"{c}.bird/{c}_{i}.jpg" for c in range(1, 5) for i in range(2)]
         for name in names:
             picture(folder / "images" / name)
@@ -164,7 +181,7 @@ def cub(which):
     return write
 
 
-def products(folder):
+def products(folder: Path) -> Path:
     for part, first in (("train", 1), ("test", 3)):
         lines = ["image_id class_id super_class_id path"]
         for label in (first, first + 1):
@@ -175,7 +192,7 @@ def products(folder):
     return folder / "Ebay_train.txt"
 
 
-def in_shop(folder):
+def in_shop(folder: Path) -> Path:
     (folder / "Eval").mkdir()
     lines = ["6", "image_name item_id evaluation_status"]
     for i, (item, part) in enumerate(
@@ -187,7 +204,7 @@ def in_shop(folder):
     return folder / "Eval/list_eval_partition.txt"
 
 
-def karpathy(folder):
+def karpathy(folder: Path) -> Path:
     images = []
     for i, split in enumerate(["train", "restval", "val", "test"]):
         picture(folder / "val2014" / f"{i}.jpg")
@@ -197,8 +214,8 @@ def karpathy(folder):
     return folder / "dataset_coco.json"
 
 
-def mediaeval(which):
-    def write(folder):
+def mediaeval(which: str) -> Write:
+    def write(folder: Path) -> Path:
         with (folder / "ground-truth_dev-set.csv").open("w") as file:
             rows = csv.writer(file)
             rows.writerow(["video", "short-term_memorability", "nb_short-term_annotations"])
@@ -209,14 +226,14 @@ def mediaeval(which):
     return write
 
 
-def table(folder):
+def table(folder: Path) -> Path:
     path = folder / "mine.csv"
     path.write_text("text,score,length\n" + "".join(f'"a dog, {i}",{0.1 * i},{i}\n' for i in range(8)))
     return path
 
 
-def voc(which):
-    def write(folder):
+def voc(which: str) -> Write:
+    def write(folder: Path) -> Path:
         (folder / "ImageSets/Main").mkdir(parents=True)
         (folder / "Annotations").mkdir()
         for split, first in (("trainval", 1), ("test", 4)):
@@ -234,15 +251,15 @@ def voc(which):
     return write
 
 
-TRUTH = {
+TRUTH: dict[str, list[Any]] = {
     "imlist": [f"g{i}" for i in range(6)],
     "qimlist": ["q0", "q1"],
     "gnd": [{"easy": [0, 1], "hard": [2], "junk": [], "bbx": [0.0, 1.0, 5.5, 9.0]} for _ in range(2)],
 }
 
 
-def truth(protocol):
-    def write(folder):
+def truth(protocol: int | None) -> Write:
+    def write(folder: Path) -> Path:
         path = folder / ("gnd.pkl" if protocol is not None else "gnd.json")
         arrays = {**TRUTH, "gnd": [{**entry, "easy": np.array(entry["easy"])} for entry in TRUTH["gnd"]]}
         path.write_bytes(json.dumps(TRUTH).encode() if protocol is None else pickle.dumps(arrays, protocol))
@@ -251,8 +268,8 @@ def truth(protocol):
     return write
 
 
-def comparison(which):
-    def write(folder):
+def comparison(which: str) -> Write:
+    def write(folder: Path) -> Path:
         (folder / "details").mkdir()
         np.savez_compressed(folder / "details/a.npz", x=np.arange(4.0), names=np.array(["a", "b"]))
         lines = []
@@ -273,14 +290,14 @@ def comparison(which):
     return write
 
 
-def read_comparison(path, folder):
+def read_comparison(path: Path, folder: Path) -> None:
     list(compare.read_comparison(folder).details("x"))
 
 
 # ---- hostile ones ----------------------------------------------------------------------------------------------------
 
 
-def touching(folder):
+def touching(folder: Path) -> bytes:
     return (
         b"cposix\nsystem\nX"
         + struct.pack("<I", len(f"touch {folder / RAN}"))
@@ -289,7 +306,7 @@ def touching(folder):
     )
 
 
-def pickles(rng, folder):
+def pickles(rng: random.Random, folder: Path) -> bytes:
     """Streams that ask for much, or to run something."""
     n = rng.choice([300, 5_000, 100_000, 1_000_000])
     big = b"\x96" + struct.pack("<Q", n) + bytes(n)
@@ -324,11 +341,11 @@ def pickles(rng, folder):
     )
 
 
-def hostile_pickle(rng, folder, good):
+def hostile_pickle(rng: random.Random, folder: Path, good: bytes) -> bytes:
     return pickles(rng, folder)
 
 
-def hostile_truth(rng, folder, good):
+def hostile_truth(rng: random.Random, folder: Path, good: bytes) -> bytes:
     """The right keys over hostile values."""
     stream = pickles(rng, folder)[:-1]
     keys = [b"X" + struct.pack("<I", len(key)) + key for key in (b"imlist", b"qimlist", b"gnd")]
@@ -337,7 +354,7 @@ def hostile_truth(rng, folder, good):
     return rng.choice([stream + b".", b"}(" + b"".join(k + v for k, v in zip(keys, values, strict=True)) + b"u."])
 
 
-def hostile_zip(rng, folder, good):
+def hostile_zip(rng: random.Random, folder: Path, good: bytes) -> bytes:
     data = io.BytesIO()
     method = rng.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
     with zipfile.ZipFile(data, "w", method) as archive:
@@ -349,18 +366,18 @@ def hostile_zip(rng, folder, good):
     return data.getvalue()
 
 
-def hostile_legacy(rng, folder, good):
+def hostile_legacy(rng: random.Random, folder: Path, good: bytes) -> bytes:
     place = good.index(b"\x80\x02}q\x00(X\x05\x00\x00\x00epoch")
     return good[:place] + pickles(rng, folder) + rng.choice([b"", good[place:]])
 
 
-def hostile_safetensors(key):
-    def make(rng, folder, good):
+def hostile_safetensors(key: str) -> Hostile:
+    def make(rng: random.Random, folder: Path, good: bytes) -> bytes:
         n = rng.choice([10, 10_000, 3_000_000, 10**9, 2**62])
         tensors = safetensors.torch.load(good)
         end = 8 + int.from_bytes(good[:8], "little")
         header = json.loads(json.loads(good[8:end])["__metadata__"][key])
-        options = {
+        options: dict[str, Callable[[], object]] = {
             "network": lambda: header.update(sorter=rng.choice(list(sodeep.SORTERS)), config={"seq_len": n}),
             "layers": lambda: header.update(sorter="gru", config={"layers": min(n, 1024)}),
             "hidden": lambda: header.update(sorter="lstm", config={"seq_len": 5, "hidden": n}),
@@ -391,13 +408,13 @@ def hostile_safetensors(key):
     return make
 
 
-def npy(shape, dtype="<f8", data=bytes(96), version=b"\x01\x00"):
+def npy(shape: object, dtype: object = "<f8", data: bytes = bytes(96), version: bytes = b"\x01\x00") -> bytes:
     text = f"{{'descr': {dtype!r}, 'fortran_order': False, 'shape': {shape}, }}".encode()
     text += b" " * (-(len(text) + 11) % 64) + b"\n"
     return b"\x93NUMPY" + version + struct.pack("<H", len(text)) + text + data
 
 
-def hostile_npy(rng, folder, good):
+def hostile_npy(rng: random.Random, folder: Path, good: bytes) -> bytes:
     n = rng.choice([10, 10**6, 10**9, 10**12, 2**63])
     shape = rng.choice([(n, 4), (3, n), (n, 0), (0, n), (-n, 2), (n,), (), (2**32, 2**32), (3, 4)])
     dtype = rng.choice(["<f8", "|O", "<U999999999", "|S0", "|V9", "<M8[D]", [("a", "<f8")], "<c16", "|b1"])
@@ -414,7 +431,7 @@ def hostile_npy(rng, folder, good):
     )
 
 
-def hostile_npz(rng, folder, good):
+def hostile_npz(rng: random.Random, folder: Path, good: bytes) -> bytes:
     data = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(good)) as old:
         members = {name: old.read(name) for name in old.namelist()}
@@ -428,7 +445,7 @@ def hostile_npz(rng, folder, good):
     return data.getvalue()
 
 
-def hostile_json(rng, folder, good):
+def hostile_json(rng: random.Random, folder: Path, good: bytes) -> bytes:
     n = rng.choice([10, 1000, 200_000])
     return rng.choice(
         [
@@ -447,7 +464,7 @@ def hostile_json(rng, folder, good):
     )
 
 
-def hostile_text(rng, folder, good):
+def hostile_text(rng: random.Random, folder: Path, good: bytes) -> bytes:
     n = rng.choice([10, 1000, 100_000])
     return rng.choice(
         [
@@ -471,7 +488,7 @@ def hostile_text(rng, folder, good):
     )
 
 
-def hostile_xml(rng, folder, good):
+def hostile_xml(rng: random.Random, folder: Path, good: bytes) -> bytes:
     levels = "".join(f'<!ENTITY l{i + 1} "{f"&l{i};" * 10}">' for i in range(9))
     return rng.choice(
         [
@@ -483,7 +500,7 @@ def hostile_xml(rng, folder, good):
     )
 
 
-def hostile_picture(rng, folder, good):
+def hostile_picture(rng: random.Random, folder: Path, good: bytes) -> bytes:
     size = rng.choice([10, 20_000, 2**31 - 1])
     header = b"\x89PNG\r\n\x1a\n" + b"\x00\x00\x00\rIHDR" + struct.pack(">II", size, size) + b"\x08\x02\x00\x00\x00"
     return rng.choice(
@@ -498,7 +515,7 @@ def hostile_picture(rng, folder, good):
 # ---- damage ----------------------------------------------------------------------------------------------------------
 
 
-def damaged(rng, good, others):
+def damaged(rng: random.Random, good: bytes, others: Sequence[bytes]) -> bytes:
     """`good` flipped, cut, filled in, overwritten or swapped."""
     data = bytearray(good)
     kind = rng.choice(["flip", "flip", "cut", "insert", "remove", "overwrite", "swap", "repeat", "number", "zero"])
@@ -534,7 +551,7 @@ def damaged(rng, good, others):
 
 
 # name: (writes good files and says which is damaged, reads it, makes hostile ones)
-KINDS = {
+KINDS: dict[str, tuple[Write, Read, Hostile]] = {
     "sorter": (sorter_file, lambda path, folder: sodeep.load_sorter(path), hostile_safetensors("sodeep")),
     "sorter header": (
         sorter_file,
@@ -611,15 +628,16 @@ KINDS = {
 # ---- one file, in a process of its own -------------------------------------------------------------------------------
 
 
-def peak():
-    """Most memory so far, in bytes."""
-    return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+def memory(field: str) -> int:
+    """Of this process, in bytes: VmHWM is the most so far, VmSize the address space."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024
 
 
-def try_file(read, path, folder):
+def try_file(read: Read, path: Path, folder: Path) -> str:
     """What a reader makes of a file: "" if it is as it should be."""
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before = peak()
+    before = memory("VmHWM")
     fault = ""
     signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
     try:
@@ -632,7 +650,7 @@ def try_file(read, path, folder):
         fault = f"traceback: {type(error).__name__} at {where.name}: {error}"
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-    more = peak() - before - path.stat().st_size if path.exists() else 0
+    more = memory("VmHWM") - before - path.stat().st_size if path.exists() else 0
     if more > MEMORY:
         fault = f"memory: {more / 2**20:.0f} MiB beyond the file"
     if (folder / RAN).exists():
@@ -640,7 +658,7 @@ def try_file(read, path, folder):
     return fault.replace("\n", " ")[:300]
 
 
-def make(kind, number, seed, temporary, goods):
+def make(kind: str, number: int, seed: int, temporary: str, goods: Mapping[str, bytes]) -> tuple[Path, Path]:
     """The damaged file of this number: its path and folder."""
     rng = random.Random(f"{seed} {kind} {number}")
     write, _, hostile = KINDS[kind]
@@ -652,11 +670,13 @@ def make(kind, number, seed, temporary, goods):
     return path, folder
 
 
-def work(kind, numbers, seed, temporary, goods, pipe):
+def work(
+    kind: str, numbers: Sequence[int], seed: int, temporary: str, goods: Mapping[str, bytes], pipe: TextIO
+) -> None:
     """In a child: try the files of these numbers, and tell of each before and after."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    size = int(re.search(r"VmSize:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+    size = memory("VmSize")
     for number in numbers:
         path, folder = make(kind, number, seed, temporary, goods)
         pipe.write(f"{number}\n")
@@ -670,7 +690,9 @@ def work(kind, numbers, seed, temporary, goods, pipe):
         folder.rmdir()
 
 
-def results(kind, numbers, seed, temporary, goods):
+def results(
+    kind: str, numbers: Iterable[int], seed: int, temporary: str, goods: Mapping[str, bytes]
+) -> Iterator[tuple[int, str]]:
     """(number, fault) of each file; a child that dies or hangs is followed by another."""
     left = list(numbers)
     while left:
@@ -717,7 +739,7 @@ def results(kind, numbers, seed, temporary, goods):
 @click.option("--files", default=10_000, show_default=True, type=click.IntRange(1))
 @click.option("--seed", default=0, show_default=True)
 @click.option("--kind", "kinds", multiple=True, type=click.Choice(list(KINDS)), help="Repeatable.  [default: all]")
-def main(files, seed, kinds):
+def main(files: int, seed: int, kinds: tuple[str, ...]) -> None:
     """Try FILES damaged files, as many of each kind."""
     torch.set_num_threads(1)
     chosen = list(kinds or KINDS)

@@ -69,7 +69,7 @@ def _command(kill_at: int | None) -> int:
     os.dup2(log, 1)
     os.dup2(log, 2)
     ticks = iter(range(10**9))
-    compare.time = SimpleNamespace(perf_counter=lambda: next(ticks) / 1024)  # type: ignore[attr-defined]
+    compare.time = SimpleNamespace(perf_counter=lambda: next(ticks) / 1024)  # type: ignore[assignment,attr-defined]
     events = 0
 
     def count(event: str, arguments: tuple[Any, ...]) -> None:

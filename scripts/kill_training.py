@@ -18,7 +18,9 @@ import signal
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 import torch
@@ -27,16 +29,16 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import sodeep
 from sodeep.training import state_path
 
-CONFIG = {"sorter": "mlp", "seq_len": 6, "sorter_config": {"hidden": 8}, "steps": 6, "batch_size": 2}
+CONFIG: dict[str, Any] = {"sorter": "mlp", "seq_len": 6, "sorter_config": {"hidden": 8}, "steps": 6, "batch_size": 2}
 ON_FILES = {"open", "write", "flush", "fsync", "replace", "unlink"}
 SPEED = "throughput/sequences_per_s"
 
 
-def config():
+def config() -> sodeep.TrainConfig:
     return sodeep.TrainConfig(**CONFIG, lr=2e-3, validate_every=2, distributions={"normal": 1.0, "ties": 1.0})
 
 
-def train(folder):
+def train(folder: Path) -> None:
     """Start, or go on, as a user would."""
     out = folder / "s.safetensors"
     resume = state_path(out).exists()
@@ -45,11 +47,13 @@ def train(folder):
             sodeep.train_sorter(config(), out, log_dir=folder / "log", resume=resume, progress=True)
 
 
-def calls_of(function, *arguments, on_files=False, stop_at=None):
+def calls_of(
+    function: Callable[..., object], *arguments: object, on_files: bool = False, stop_at: int | None = None
+) -> int:
     """How many calls `function` makes, or of those `on_files`; the process kills itself at the number `stop_at`."""
     count = 0
 
-    def profile(frame, event, argument):
+    def profile(frame: object, event: str, argument: Any) -> None:
         nonlocal count
         on_file = event == "c_call" and argument.__name__ in ON_FILES
         if on_file or (not on_files and event in ("call", "c_call")):
@@ -67,7 +71,7 @@ def calls_of(function, *arguments, on_files=False, stop_at=None):
     return count
 
 
-def killed(folder, **where):
+def killed(folder: Path, **where: Any) -> bool:
     """Whether a process that trains in `folder` was killed before its end."""
     pid = os.fork()
     if pid == 0:
@@ -83,7 +87,7 @@ def killed(folder, **where):
     return status != 0
 
 
-def log_of(folder):
+def log_of(folder: Path) -> dict[str, list[tuple[int, Any]]]:
     """Tag -> points, as TensorBoard shows them."""
     log = EventAccumulator(str(folder / "log"), size_guidance={"scalars": 0, "images": 0})
     log.Reload()
@@ -91,7 +95,7 @@ def log_of(folder):
     return points | {tag: [(e.step, e.encoded_image_string) for e in log.Images(tag)] for tag in log.Tags()["images"]}
 
 
-def outcome(folder):
+def outcome(folder: Path) -> tuple[bytes, dict[str, list[tuple[int, Any]]], list[str]]:
     """Sorter file, log, and what lies beside them."""
     return (folder / "s.safetensors").read_bytes(), log_of(folder), sorted(os.listdir(folder))
 
@@ -99,7 +103,7 @@ def outcome(folder):
 @click.command()
 @click.option("--kills", default=100, show_default=True, type=click.IntRange(1))
 @click.option("--seed", default=0, show_default=True)
-def main(kills, seed):
+def main(kills: int, seed: int) -> None:
     """Kill training KILLS times, and compare what it ends up with."""
     torch.set_num_threads(1)
     logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it tells of every purge
@@ -110,7 +114,8 @@ def main(kills, seed):
         train(whole)  # what is imported on the way, here once and not in every child
         expected = outcome(whole)
         counts = [calls_of(train, Path(tempfile.mkdtemp(dir=temporary)), on_files=choice) for choice in (False, True)]
-        done, runs, faults, litter = 0, 0, [], 0
+        faults: list[str] = []
+        done, runs, litter = 0, 0, 0
         while done < kills:
             folder = Path(temporary) / f"run {runs}"
             folder.mkdir()

@@ -13,7 +13,7 @@ from sodeep.tasks import TASKS
 PATH = Path(sodeep.__file__).with_name("layouts.json")
 
 
-def listed():
+def listed() -> dict[str, dict[str, str]]:
     """Name and text of every layout, by task."""
     return {
         task: {name: layout.expects for name, layout in kind.layouts.items()}

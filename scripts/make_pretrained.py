@@ -15,7 +15,9 @@ import dataclasses
 import datetime
 import json
 import platform
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 import torch
@@ -33,7 +35,7 @@ RECIPES = {
 """Everything that is not said here is the default of `TrainConfig`."""
 
 
-def machine(device):
+def machine(device: str) -> str:
     """In words, for the card."""
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name()
@@ -42,7 +44,7 @@ def machine(device):
     return f"{len(names)} cores of {names[0]}" if names else platform.processor()
 
 
-def made(name, seconds, device):
+def made(name: str, seconds: float, device: str) -> dict[str, Any]:
     """What made a file, for its card."""
     threads = torch.get_num_threads()
     return {
@@ -55,7 +57,7 @@ def made(name, seconds, device):
     }
 
 
-def measure(name, path):
+def measure(name: str, path: Path) -> dict[str, Any]:
     """The figures of a file, for its card, beside those of the handcrafted ranks."""
     sorter = sodeep.load_sorter(path)
     n = sorter.seq_len or 100
@@ -71,7 +73,7 @@ def measure(name, path):
     }
 
 
-def readme(cards):
+def readme(cards: Mapping[str, dict[str, Any]]) -> str:
     """pretrained/README.md from the cards."""
     lines = [
         "# Sorters that ship with sodeep",
@@ -123,7 +125,15 @@ def readme(cards):
 )
 @click.option("--threads", default=1, show_default=True, help="On a CPU; other numbers make other sums.")
 @click.option("--cards", is_flag=True, help="Train nothing; measure again.")
-def main(names, device, out, scale, max_time, threads, cards):
+def main(
+    names: tuple[str, ...],
+    device: str,
+    out: Path,
+    scale: float,
+    max_time: float | None,
+    threads: int,
+    cards: bool,
+) -> None:
     """Train NAMES (default: all recipes), measure them, and rewrite the README of the folder."""
     torch.set_num_threads(threads)
     out.mkdir(exist_ok=True)

@@ -16,7 +16,9 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -85,7 +87,7 @@ PICTURES = {"of every seed": "seeds", "Average precision against its quantised f
 """Those copied, by their title."""
 
 
-def prepare_diabetes():
+def prepare_diabetes() -> None:
     """scikit-learn's diabetes records: ten measurements, and the disease's progress after a year as the score."""
     from sklearn.datasets import load_diabetes
 
@@ -96,10 +98,11 @@ def prepare_diabetes():
     np.savetxt(file, table, "%.10g", ",", header=",".join(["score", *data.feature_names]), comments="")
 
 
-def arguments_of(command, root):
+def arguments_of(command: str, root: Path | None) -> tuple[list[str], list[str]]:
     """The words of a command, for this machine; losses that are not shipped or installed are left out, and said."""
     words = shlex.split(command)
-    kept, left_out = [], []
+    kept: list[str] = []
+    left_out: list[str] = []
     for place, word in enumerate(words):
         if word == "--loss" or (place and words[place - 1] == "--loss"):
             loss = words[place + (word == "--loss")]
@@ -114,7 +117,7 @@ def arguments_of(command, root):
     return kept, [word.replace("$SODEEP_DATA", str(root)) for word in kept]
 
 
-def check_data(name, root):
+def check_data(name: str, root: Path | None) -> None:
     """The folders that the commands of a result name are there."""
     needed = [folder for folder in DATA if any(f"$SODEEP_DATA/{folder}" in text for text in RESULTS[name].values())]
     for folder in needed:
@@ -123,7 +126,7 @@ def check_data(name, root):
             raise click.UsageError(f"{name} needs {place} with a folder {folder}: {DATA[folder]}.")
 
 
-def machine():
+def machine() -> str:
     """In words."""
     try:
         told = Path("/proc/cpuinfo").read_text().splitlines()
@@ -136,7 +139,7 @@ def machine():
 # ---- one comparison --------------------------------------------------------------------------------------------------
 
 
-def figures(folder, shown):
+def figures(folder: Path, shown: str) -> dict[str, Any]:
     """The figures of a comparison without its curves: means, differences, and the value of every seed."""
     report = json.loads((folder / "report.json").read_text())
     made = json.loads((folder / "comparison.json").read_text())
@@ -156,16 +159,17 @@ def figures(folder, shown):
         "date": str(when),
         **{k: made[k] for k in ("epochs", "batch_size", "sodeep", "torch")},
     }
-    return rounded({"command": shown, **origin, **found})
+    result: dict[str, Any] = rounded({"command": shown, **origin, **found})
+    return result
 
 
-def correlation_of_ap(file):
+def correlation_of_ap(file: Path) -> float | None:
     """Of one tested run, over its queries; None where there are none."""
     with np.load(file, allow_pickle=False) as arrays, np.errstate(invalid="ignore"):  # NaN where all are the same
         return float(np.corrcoef(arrays["ap"], arrays["ap_quantized"])[0, 1]) if "ap_quantized" in arrays else None
 
 
-def rounded(value):
+def rounded(value: Any) -> Any:
     """Five significant digits."""
     if isinstance(value, dict):
         return {key: rounded(item) for key, item in value.items()}
@@ -174,11 +178,11 @@ def rounded(value):
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
-def compared(name, command, root, jobs, out, runs):
+def compared(name: str, command: str, root: Path | None, jobs: int | None, out: Path, runs: Path) -> dict[str, Any]:
     """Run a comparison or go on with it, and copy what came out. Returns its figures."""
     folder = runs / name
-    shown, arguments = arguments_of(command, root)
-    shown = f"sodeep compare {' '.join(shown)}"
+    words, arguments = arguments_of(command, root)
+    shown = f"sodeep compare {' '.join(words)}"
     ran = ["compare", *arguments, "--out", str(folder), *(["--jobs", str(jobs)] if jobs else [])]
     click.echo(f"== {name}: {shown}")
     done = subprocess.run([sys.executable, "-m", "sodeep", *ran], cwd=ROOT)
@@ -198,7 +202,7 @@ def compared(name, command, root, jobs, out, runs):
     return found
 
 
-def side_by_side(name, found):
+def side_by_side(name: str, found: Mapping[str, dict[str, Any]]) -> str:
     """One table of several comparisons, a line for each loss of each."""
     metrics = next(iter(found.values()))["higher_is_better"]
     lines = [
@@ -218,14 +222,14 @@ def side_by_side(name, found):
     return "\n".join(lines) + "\n"
 
 
-def mean(cell):
+def mean(cell: dict[str, Any] | None) -> str:
     """Of a cell of the table."""
     if cell is None:
         return "-"
     return f"{cell['mean']:.3f}" + (f" ± {cell['sd']:.3f}" if cell["sd"] is not None else "")
 
 
-def counted(command, root, out):
+def counted(command: str, root: Path | None, out: Path) -> None:
     """Run the count of contributing pairs, which is no comparison."""
     script, *options = shlex.split(command.replace("$SODEEP_DATA", str(root)))
     click.echo(f"== {command}")
@@ -241,7 +245,14 @@ def counted(command, root, out):
 @click.option("--out", type=click.Path(path_type=Path), help="[default: docs/results]")
 @click.option("--runs", type=click.Path(path_type=Path), help="Folder of the comparisons.  [default: runs/results]")
 @click.option("--trial", is_flag=True, help="Two seeds and one epoch, into runs/trial: tries the script.")
-def main(names, data_root, jobs, out, runs, trial):
+def main(
+    names: tuple[str, ...],
+    data_root: Path | None,
+    jobs: int | None,
+    out: Path | None,
+    runs: Path | None,
+    trial: bool,
+) -> None:
     """Make the results NAMES; without any, list them."""
     if not names:
         for name, commands in RESULTS.items():

@@ -8,6 +8,8 @@ from pathlib import Path
 config = configparser.ConfigParser()
 config.read(Path(__file__).parent.parent / "setup.cfg")
 extras = config["options.extras_require"]
-requirements = "\n".join([config["options"]["install_requires"], *(extras.get(name, raw=True) for name in extras)])
+requirements = "\n".join(
+    [config["options"]["install_requires"], *(extras.get(name, raw=True, fallback="") for name in extras)]
+)
 for name, version in re.findall(r"^([\w-]+)>=([\d.]+)$", requirements, flags=re.MULTILINE):
     print(f"{name}=={version}")

@@ -11,7 +11,7 @@ Example:
 
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from sodeep._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from sodeep._api import *  # noqa: F403

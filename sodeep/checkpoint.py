@@ -22,7 +22,6 @@ from typing import Any, get_origin, get_type_hints
 import torch
 from torch import Tensor
 
-import sodeep
 from sodeep._checks import describe, plain, user_path
 from sodeep._files import write_atomic
 from sodeep._pickle_stream import NotPlainError
@@ -37,6 +36,7 @@ from sodeep._sealed import (
     seal,
 )
 from sodeep._torch_file import read_torch_file
+from sodeep._version import __version__
 from sodeep.sorters import SORTERS, Sorter, build_sorter
 
 FORMAT_VERSION = 1
@@ -63,7 +63,7 @@ class Header:
     config: dict[str, Any]
     n_parameters: int
     training: dict[str, Any]
-    library_version: str = sodeep.__version__
+    library_version: str = __version__
     format_version: int = FORMAT_VERSION
     sha256: str = ""
 
@@ -82,7 +82,7 @@ class Header:
             values = parse_header(data, size, METADATA_KEY)
             version = values.get("format_version")
             if isinstance(version, int) and version > FORMAT_VERSION:
-                newer = f"its format version is {version}, and this sodeep ({sodeep.__version__}) reads up to"
+                newer = f"its format version is {version}, and this sodeep ({__version__}) reads up to"
                 raise _not_a_sorter(path, f"{newer} {FORMAT_VERSION}", "Update sodeep.")
             kinds = {name: get_origin(kind) or kind for name, kind in get_type_hints(cls).items()}
             check_header(data, values, kinds)

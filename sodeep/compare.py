@@ -57,11 +57,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import sodeep
 from sodeep._arrays import read_npz
 from sodeep._checks import check_at_least, check_choice, check_computes, describe, user_path
 from sodeep._files import sole_writer, sweep, write_atomic
 from sodeep._signals import stop_signals
+from sodeep._version import __version__
 from sodeep.sorters import Sorter
 from sodeep.tasks import TASKS, Task
 from sodeep.tasks.base import BATCH_SIZE, Array
@@ -682,7 +682,7 @@ def _claim(
         return ValueError(f"`out` {folder} holds {got}. Choose another folder, or delete it.")
 
     path = folder / "comparison.json"
-    found: dict[str, Any] = {**what, "sodeep": sodeep.__version__, "torch": torch.__version__}
+    found: dict[str, Any] = {**what, "sodeep": __version__, "torch": torch.__version__}
     if path.exists():
         try:
             found = dict(json.loads(path.read_bytes()))

@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-import sodeep
 from sodeep._checks import user_path
 from sodeep._extras import is_missing, needed, remedy
 from sodeep._files import write_atomic
+from sodeep._version import __version__
 from sodeep.compare import NOTHING, Cell, Comparison, Run, Summary, settings_text
 from sodeep.tasks.base import Array, Loss
 
@@ -349,7 +349,7 @@ def _data(comparison: Comparison, notes: Sequence[str], command: str | None) -> 
     summary = comparison.summary
     return {
         "format_version": 1,
-        "sodeep": sodeep.__version__,
+        "sodeep": __version__,
         "torch": torch.__version__,
         "command": command,
         "notes": list(notes),

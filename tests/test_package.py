@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from importlib.util import resolve_name
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ PACKAGE = Path(sodeep.__file__).parent
 ROOT = Path(__file__).parents[1]
 
 ORDER = [
+    "_version",
     "_names",
     "_options",
     "_progress",
@@ -76,40 +78,100 @@ ORDER = [
     "_report_figures",
     "report",
     "_compare_cli",
+    "__init__",
     "cli",
+    "__main__",
 ]
-"""A module imports only what stands before it."""
+"""A module imports only what stands before it; "__init__" is the package as a whole."""
 
 
-def imports(path):
-    """Names of the modules of this package that the file at `path` imports, at the top or inside a function."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "sodeep":
-            yield from ([f"{node.module}.{a.name}" for a in node.names] if node.module == "sodeep" else [node.module])
+def imports(path, package):
+    """Names of the modules below `package` that the file at `path` imports, at the top or inside a function.
+
+    The package as a whole, and whatever it only passes on (`from sodeep import SpearmanLoss`), is "__init__".
+    """
+    top = package.name
+    here = ".".join(path.relative_to(package.parent).parent.parts)
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = []
+        if isinstance(node, ast.ImportFrom):
+            source = resolve_name("." * node.level + (node.module or ""), here) if node.level else node.module
+            parts = [f"{source}.{alias.name}" for alias in node.names]
+            names = [part if is_module(part, package) else source for part in parts]
         elif isinstance(node, ast.Import):
-            yield from (a.name for a in node.names if a.name.startswith("sodeep."))
+            names = [alias.name for alias in node.names]
+            # `import sodeep.ranks` gives the name `sodeep`, and with it all that the package passes on
+            names += [top for alias in node.names if alias.name.startswith(f"{top}.") and not alias.asname]
+        for name in names:
+            if name.split(".")[0] == top:
+                yield name.removeprefix(top).removeprefix(".") or "__init__"
 
 
-def module_name(path):
-    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
+def is_module(name, package):
+    path = package.parent / name.replace(".", "/")
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
 
 
-def place(name):
-    while name not in ORDER:
+def module_name(path, package):
+    return ".".join(path.relative_to(package).with_suffix("").parts).removesuffix(".__init__")
+
+
+def place(name, order):
+    while name not in order:
         assert "." in name, f"{name} has no place in ORDER"
         name = name.rpartition(".")[0]
-    return ORDER.index(name)
+    return order.index(name)
+
+
+def imports_upward(package, order):
+    """What no module of `package` may import but does."""
+    return [
+        f"{name} imports {imported}"
+        for path in sorted(package.rglob("*.py"))
+        for name in [module_name(path, package)]
+        for imported in imports(path, package)
+        if place(imported, order) > place(name, order)
+    ]
 
 
 def test_imports_go_downward_only():
-    for path in PACKAGE.rglob("*.py"):
-        name = module_name(path)
-        if name in ("__init__", "__main__", "cli"):
-            continue
-        for imported in imports(path):
-            inner = imported.removeprefix("sodeep.")
-            if (PACKAGE / (inner.replace(".", "/") + ".py")).exists() or (PACKAGE / inner.replace(".", "/")).is_dir():
-                assert place(inner) <= place(name), f"{name} imports {imported}"
+    assert imports_upward(PACKAGE, ORDER) == []
+
+
+def test_every_place_in_the_order_is_a_module():
+    assert {*ORDER} <= {module_name(path, PACKAGE) for path in PACKAGE.rglob("*.py")}
+    assert len({*ORDER}) == len(ORDER)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("from sodeep._version import __version__", []),
+        ("from sodeep import _version", []),
+        ("from . import _version", []),
+        ("import sodeep._version as version", []),
+        ("import sodeep_other", []),
+        ("import sodeep", ["ranks imports __init__"]),
+        ("import sodeep as package", ["ranks imports __init__"]),
+        ("import sodeep._version", ["ranks imports __init__"]),
+        ("from sodeep import __version__", ["ranks imports __init__"]),
+        ("from . import __version__", ["ranks imports __init__"]),
+        ("from sodeep import losses", ["ranks imports losses"]),
+        ("from sodeep import _version, __version__, losses", ["ranks imports __init__", "ranks imports losses"]),
+        ("from sodeep.losses import rank_loss", ["ranks imports losses"]),
+        ("from sodeep.losses import pair", ["ranks imports losses.pair"]),
+        ("from .losses.pair import pair_loss", ["ranks imports losses.pair"]),
+        ("import sodeep.losses.pair as pair", ["ranks imports losses.pair"]),
+        ("def late():\n    import sodeep", ["ranks imports __init__"]),
+    ],
+)
+def test_an_import_upward_is_seen(tmp_path, line, found):
+    package = tmp_path / "sodeep"
+    (package / "losses").mkdir(parents=True)
+    for name in ("__init__", "_version", "losses/__init__", "losses/pair"):
+        (package / f"{name}.py").touch()
+    (package / "ranks.py").write_text(line)
+    assert imports_upward(package, ["_version", "ranks", "losses.pair", "losses", "__init__"]) == found
 
 
 def test_import_is_light_and_silent():
