@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
+import sodeep
 from sodeep.cli import main
 
 ROOT = Path(__file__).parents[1]
@@ -94,3 +95,11 @@ def test_accuracies_of_the_guide_are_those_of_the_cards():
         cells += [f"{card['climb'][steps]:.3f}" for steps in ("30", "100")]
         row = re.search(rf"^\| \*\*{name}\*\* \|(.*)\|$", guide, re.MULTILINE)
         assert [cell.strip() for cell in row[1].split("|")] == cells
+
+
+def test_every_loss_is_in_the_guide():
+    guide = (ROOT / "docs" / "losses.md").read_text()
+    shown = re.findall(r"^\| `(\w+Loss)", guide, re.MULTILINE)
+    assert sorted(shown) == sorted(
+        name for name in sodeep.__all__ if name.endswith("Loss") and name not in ("EmbeddingLoss", "CrossModalLoss")
+    )
