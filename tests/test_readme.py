@@ -52,6 +52,12 @@ def test_command_exists(line):
 
 
 @every_page
+def test_options_in_the_text_exist(page):
+    options = {name for command in main.commands.values() for parameter in command.params for name in parameter.opts}
+    assert set(re.findall(r"`(--[a-z-]+)", page.read_text())) <= options
+
+
+@every_page
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         assert "://" in target or (page.parent / target).exists(), target
