@@ -8,8 +8,8 @@ Batches are those of Bleeker & de Rijke 2022: 128 images with five captions each
 caption of each image, Smooth-AP all five. Two counts of a query: by the rule of the paper (COCOS), one a loss; and by
 `sodeep.contributing_pairs`, one definition for all: negatives whose weight is above a hundredth of the query's largest.
 "zero" are queries without any, which are left out of the mean. "As released" is the rule for Smooth-AP from caption to
-image as its code has it: the positives of caption i are looked for in the columns 5 i to 5 i + 4, which beyond i = 25 are
-not there.
+image as its code has it: the positives of caption i are looked for in the columns 5 i to 5 i + 4, which do not exist
+beyond i = 25.
 """
 
 import functools
