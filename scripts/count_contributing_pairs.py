@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""How many pairs of a query move a loss, picture to caption (i2t) and back (t2i), as Bleeker & de Rijke 2022 count.
+"""How many pairs of a query move a loss, image to caption (i2t) and back (t2i), as Bleeker & de Rijke 2022 count.
 
     scripts/count_contributing_pairs.py                          # embeddings of known difficulty
     scripts/count_contributing_pairs.py --data DIR/emoji         # and encoders trained on emoji with each loss
 
-Batches are theirs: 128 pictures with five captions each. Triplet and NT-Xent see the first caption of each picture,
-Smooth-AP all five. Two counts of a query: by their rule (COCOS), one a loss; and by `sodeep.contributing_pairs`, one
-definition for all: negatives whose weight is above a hundredth of the query's largest. "zero" are queries without any,
-which are left out of the mean. "As released" is their rule for Smooth-AP from caption to picture as their code has it:
-the positives of caption i are looked for in the columns 5 i to 5 i + 4, which beyond i = 25 are not there.
+Batches are those of Bleeker & de Rijke 2022: 128 images with five captions each. Triplet and NT-Xent see the first
+caption of each image, Smooth-AP all five. Two counts of a query: by the rule of the paper (COCOS), one a loss; and by
+`sodeep.contributing_pairs`, one definition for all: negatives whose weight is above a hundredth of the query's largest.
+"zero" are queries without any, which are left out of the mean. "As released" is the rule for Smooth-AP from caption to
+image as its code has it: the positives of caption i are looked for in the columns 5 i to 5 i + 4, which do not exist
+beyond i = 25.
 """
 
 import functools

@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""Draw the front of rank functions, error against climb, one point per function and setting: front.png and FRONT.md.
+"""Draw the Pareto front of rank functions, rank error against optimisation score, one point per function and setting.
 
     scripts/draw_pareto_front.py                             # the sorters that ship; three minutes on one core
     scripts/draw_pareto_front.py my.safetensors --out /tmp   # and one of your own
 
-torchsort is left out where it is not installed.
+Writes pareto_front.md, pareto_front.csv and pareto_front.png. torchsort is left out where it is not installed.
 """
 
 from __future__ import annotations
 
+import csv
 import datetime
 import importlib.util
+import io
 import math
 import os
 import platform
@@ -47,7 +49,7 @@ from sodeep.generators import draw
 from sodeep.pictures import COLOURS, GREY
 from sodeep.ranks import blackbox_rank, exact_rank, laplace_rank, sigmoid_rank, straight_through
 
-ORDINARY, MIXED = "ordinary", "no single scale"
+ORDINARY, MULTI_SCALE = "ordinary", "multi-scale"
 SPREADS = (1, 2, 3.4, 6.8, 10, 20, 50, 100)
 """tau of the handcrafted ranks is the list's standard deviation over these; 6.8 is the default."""
 STRENGTHS = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)
@@ -62,11 +64,11 @@ class Size(NamedTuple):
 
     n: int
     errors: int = 256
-    climbs: int = 48
+    optimized: int = 48
     cosines: int = 64
 
 
-SIZES = (Size(100), Size(1000, climbs=18, cosines=9))
+SIZES = (Size(100), Size(1000, optimized=18, cosines=9))
 
 
 # ---- what is compared ------------------------------------------------------------------------------------------------
@@ -95,8 +97,8 @@ class Figures(NamedTuple):
     """A rank function on one kind of list at one length."""
 
     error: float
-    climb_30: float
-    climb_100: float
+    score_30: float
+    score_100: float
     cosine: float
 
 
@@ -118,7 +120,7 @@ def blackbox(move: float) -> RankFn:
     return per_spread(lambda scores: blackbox_rank(scores, lam=move * scores.shape[-1] ** 2))
 
 
-def contenders(files: Sequence[Path]) -> list[Point]:
+def rank_functions(files: Sequence[Path]) -> list[Point]:
     """Every function at every setting, smooth to sharp within a family; the sorters last."""
     smooth: dict[str, Callable[[float], RankFn]] = {
         "laplace": lambda k: relative(laplace_rank, 1 / k),
@@ -170,7 +172,7 @@ def draw_lists(kind: str, size: Size) -> Lists:
         errors, start, scores = lists(sodeep.SODEEP2019, size.errors), None, normal
     else:
         errors = lists({kind: 1}, size.errors)
-        start = scale_by_quartiles(lists({kind: 1}, max(1, size.climbs // len(NO_SINGLE_SCALE)), seed=1))
+        start = scale_by_quartiles(lists({kind: 1}, max(1, size.optimized // len(NO_SINGLE_SCALE)), seed=1))
         scores = lists({kind: 1}, size.cosines, seed=1)
     return Lists(errors, start, scores, target, smoothed_gradient(scores, target))
 
@@ -181,7 +183,7 @@ def measure(points: Sequence[Point], sizes: Sequence[Size], echo: Callable[[str]
         if not any(point.takes(size.n) for size in sizes):
             lengths = " and ".join(f"{size.n:,}" for size in sizes)
             raise click.ClickException(
-                f"{point.setting} takes lists of {point.seq_len} only. The front is drawn at {lengths}."
+                f"{point.setting} takes lists of {point.seq_len} only. The Pareto front is drawn at {lengths}."
             )
     for size in sizes:
         for kind in (ORDINARY, *NO_SINGLE_SCALE):
@@ -193,14 +195,14 @@ def measure(points: Sequence[Point], sizes: Sequence[Size], echo: Callable[[str]
         for point in points:
             if point.takes(size.n):
                 each = [point.figures[kind, size.n] for kind in NO_SINGLE_SCALE]
-                point.figures[MIXED, size.n] = Figures(*np.mean(each, axis=0).tolist())
+                point.figures[MULTI_SCALE, size.n] = Figures(*np.mean(each, axis=0).tolist())
 
 
 def figures(rank_fn: RankFn, size: Size, on: Lists) -> Figures:
-    climbed = sodeep.climb(rank_fn, n=size.n, lists=size.climbs, start=on.start)
+    scores = sodeep.climb(rank_fn, n=size.n, lists=size.optimized, start=on.start)
     gradient = rank_gradient(rank_fn, on.scores, on.target)
     cosine = float(torch.cosine_similarity(gradient, on.smoothed, dim=-1).mean())
-    return Figures(rank_error(rank_fn, on.errors), climbed[30], climbed[100], cosine)
+    return Figures(rank_error(rank_fn, on.errors), scores[30], scores[100], cosine)
 
 
 # ---- comparing -------------------------------------------------------------------------------------------------------
@@ -229,27 +231,27 @@ def between(family: str, curve: Sequence[Figures], place: float) -> Rival:
     return Rival(f"{family} std/{spread:.1f}", Figures(math.exp(at(np.log(error).tolist())), *map(at, others)))
 
 
-def at_equal_climb(points: Sequence[Point], kind: str, n: int, climb: float) -> Rival | None:
-    """The single-tau rank of the smallest error among those that climb as well after 30 steps, if any does."""
+def at_equal_score(points: Sequence[Point], kind: str, n: int, score: float) -> Rival | None:
+    """The single-tau rank of the smallest error among those whose score after 30 steps is as high, if any is."""
     able = []
     for family, curve in curves(points, kind, n).items():
-        climbs = [figures.climb_30 for figures in curve]
-        enough = [place for place, value in enumerate(climbs) if value >= climb]
-        able += [between(family, curve, place) for place in [*enough, *crossings(climbs, climb)]]
+        scores = [figures.score_30 for figures in curve]
+        enough = [place for place, value in enumerate(scores) if value >= score]
+        able += [between(family, curve, place) for place in [*enough, *crossings(scores, score)]]
     return min(able, key=lambda rival: rival.figures.error, default=None)
 
 
 def at_equal_error(points: Sequence[Point], kind: str, n: int, error: float) -> Rival | None:
-    """The single-tau rank of the best climb after 30 steps among those of at most this error, if any has it."""
+    """The single-tau rank of the highest score after 30 steps among those of at most this error, if any has it."""
     able = []
     for family, curve in curves(points, kind, n).items():
         errors = [math.log(figures.error) for figures in curve]
         enough = [place for place, value in enumerate(errors) if value <= math.log(error)]
         able += [between(family, curve, place) for place in [*enough, *crossings(errors, math.log(error))]]
-    return max(able, key=lambda rival: rival.figures.climb_30, default=None)
+    return max(able, key=lambda rival: rival.figures.score_30, default=None)
 
 
-# ---- the picture -----------------------------------------------------------------------------------------------------
+# ---- the figure ------------------------------------------------------------------------------------------------------
 
 EXACT = 1e-6
 """Errors below this are rounding."""
@@ -264,19 +266,19 @@ PLACES: dict[str, dict[int, tuple[float, float, str]]] = {
 }
 
 
-def picture(points: Sequence[Point], n: int) -> Figure:
-    """Error against climb, in two panels; functions whose values are exact stand in a strip of their own."""
+def draw_figure(points: Sequence[Point], n: int) -> Figure:
+    """Error against optimisation score, in two panels; functions whose values are exact stand in their own strip."""
     figure = Figure(figsize=(11.5, 5.4), layout="constrained")
-    points = [point for point in points if (MIXED, n) in point.figures]
-    panels = {ORDINARY: "ordinary lists", MIXED: "lists with no single scale: heavy tails, clusters, bimodal"}
-    # torchsort at its sharpest hardly climbs: its line may leave the panel
-    climbs = [p.figures[kind, n].climb_30 for p in points for kind in panels if p.family != "torchsort"]
+    points = [point for point in points if (MULTI_SCALE, n) in point.figures]
+    panels = {ORDINARY: "ordinary lists", MULTI_SCALE: "multi-scale lists: heavy-tailed, clustered, bimodal"}
+    # torchsort at its sharpest hardly optimises anything: its line may leave the panel
+    scores = [p.figures[kind, n].score_30 for p in points for kind in panels if p.family != "torchsort"]
     for axes, (kind, title) in zip(figure.subplots(1, 2, sharey=True), panels.items(), strict=True):
-        axes.set_ylim(min(climbs) - 0.06, 0.95)
+        axes.set_ylim(min(scores) - 0.06, 0.95)
         _panel(axes, points, kind, n)
         axes.set_title(title, fontsize=10)
     figure.supxlabel(f"mean |rank error| / n at n = {n}  (smaller is better)", fontsize=9)
-    figure.supylabel("climb: Spearman after 30 steps  (larger is better)", fontsize=9)
+    figure.supylabel("optimisation score: Spearman after 30 steps  (larger is better)", fontsize=9)
     return figure
 
 
@@ -290,7 +292,7 @@ def _panel(axes: Axes, points: Sequence[Point], kind: str, n: int) -> None:
         if not members:
             continue
         xs = [columns.get(family, smallest) if f.error <= EXACT else f.error for f in (shown[id(p)] for p in members)]
-        ys = [shown[id(p)].climb_30 for p in members]
+        ys = [shown[id(p)].score_30 for p in members]
         is_sorter = family == "sorter"
         axes.plot(
             xs,
@@ -335,114 +337,120 @@ def _panel(axes: Axes, points: Sequence[Point], kind: str, n: int) -> None:
 
 
 def text(points: Sequence[Point], sizes: Sequence[Size], made: str) -> str:
-    """FRONT.md."""
-    first = sizes[0].n
-    climbs = " and ".join(f"{size.climbs} lists at n = {size.n:,}" for size in sizes)
-    return f"""# The front: error against climb
+    """pareto_front.md."""
+    counts = " and ".join(f"{size.optimized} lists at n = {size.n:,}" for size in sizes)
+    return f"""# The Pareto front of rank functions
 
-![Error against climb of every rank function and setting](front.png)
+![Rank error against optimisation score of every rank function and setting](pareto_front.png)
 
 {made}
+Every point is a row of [`pareto_front.csv`](pareto_front.csv).
 
-* **error**: mean |rank error| / n, on {sizes[0].errors} lists of each kind.
-* **climb** 30, 100: mean exact Spearman of free scores after so many steps of Adam at lr 0.05 on a Spearman loss
-  (`sodeep.climb`), over {climbs}.
-  Ordinary lists start from N(0, 1), the others from their own distribution, shifted and scaled to the median and the
-  interquartile range of N(0, 1) (`sodeep.evaluation.scale_by_quartiles`).
-* **cosine** of the loss' gradient with that of the exact loss smoothed by noise of 0.1 standard deviations. That noise
-  has a single scale too: on lists that have none it favours functions with a single tau.
-* **ordinary** lists are the 2019 mixture, or N(0, 1) for climb and cosine; **no single scale** is the mean over
-  {", ".join(NO_SINGLE_SCALE[:-1])} and {NO_SINGLE_SCALE[-1]} lists.
-* tau is in standard deviations of each list. blackbox and torchsort get each list over its standard deviation;
-  blackbox' lam is in units of n²; its default is that of `blackbox_rank`.
+A rank function that is used in a loss should be accurate (small *error*) and easy to optimise through (high
+*optimisation score*). The handcrafted functions trade one for the other by their sharpness tau. This page asks how much
+smaller the error of a learned sorter is than that of a handcrafted function with the same optimisation score.
 
-## What it says
+* **error**: mean |rank error| / n, on {sizes[0].errors} lists of each distribution.
+* **optimisation score** 30, 100: mean exact Spearman correlation of free scores after that many steps of Adam at
+  lr 0.05 on a Spearman loss (`sodeep.optimization_score`), over {counts}.
+  Ordinary lists are initialised from N(0, 1), the others from their own distribution, shifted and scaled to the median
+  and the interquartile range of N(0, 1) (`sodeep.evaluation.scale_by_quartiles`).
+* **cosine**: cosine similarity of the loss' gradient with that of the exact loss smoothed by noise of 0.1 standard
+  deviations. That noise has one scale for the whole list, so on multi-scale lists it favours functions with one tau.
+* **ordinary** lists are the 2019 mixture for the error, N(0, 1) for the other figures. **multi-scale** is the mean over
+  {", ".join(NO_SINGLE_SCALE[:-1])} and {NO_SINGLE_SCALE[-1]} lists, whose gaps are of very different sizes.
+* tau is in standard deviations of each list. blackbox and torchsort get each list divided by its standard deviation;
+  the lam of blackbox is in units of n²; its default is that of `blackbox_rank`.
 
-{_sentences(points, first)}
+## Summary
 
-## Each sorter beside a single tau
+{_sentences(points, sizes[0].n)}
 
-The best of `laplace_rank` and `sigmoid_rank`, at a tau interpolated between the measured ones: of equal climb after 30
-steps, and of equal error.
+## Each sorter beside handcrafted ranks
 
-{_duels(points, sizes)}
-{"".join(_table(points, size.n) for size in sizes)}"""
+The best of `laplace_rank` and `sigmoid_rank` at any one tau (interpolated between the measured ones), with the same
+optimisation score after 30 steps, and with the same error. *ratio* is the error of the sorter over that of the
+handcrafted rank at equal score: below 1 the sorter is better.
+
+{_rivals(points, sizes)}
+"""
 
 
 def _sentences(points: Sequence[Point], n: int) -> str:
-    sorters = [point for point in points if point.family == "sorter" and (MIXED, n) in point.figures]
+    sorters = [point for point in points if point.family == "sorter" and (MULTI_SCALE, n) in point.figures]
     bullets = [_sentence(points, sorter, n) for sorter in sorters]
     default = next(p for p in points if p.family == "laplace" and p.setting == "std/6.8")
     growth = [
-        f"{p.figures[MIXED, n].error / p.figures[ORDINARY, n].error:.1f}-fold for {name}"
+        f"{p.figures[MULTI_SCALE, n].error / p.figures[ORDINARY, n].error:.1f} for {name}"
         for name, p in [("`laplace_rank`", default), *((f"**{p.setting}**", p) for p in sorters)]
     ]
-    bullets.append(f"From ordinary lists to those with no single scale the error grows {', '.join(growth)}.")
+    bullets.append(f"From ordinary to multi-scale lists the error grows by a factor of {', '.join(growth)}.")
     laplace, through = ([p for p in points if p.family == f] for f in ("laplace", "straight-through laplace"))
     apart = max(
-        abs(a.figures[kind, n].climb_30 - b.figures[kind, n].climb_30)
+        abs(a.figures[kind, n].score_30 - b.figures[kind, n].score_30)
         for a, b in zip(laplace, through, strict=True)
-        for kind in (ORDINARY, MIXED)
+        for kind in (ORDINARY, MULTI_SCALE)
     )
     bullets.append(
-        "`straight_through(laplace_rank)`, exact values with the gradient of `laplace_rank`, climbs within "
-        f"{apart:.3f} of it at every tau: where a borrowed gradient will do, error is no reason to choose a sorter."
+        "`straight_through(laplace_rank)` has exact values, the gradient of `laplace_rank`, and an optimisation score "
+        f"within {apart:.3f} of it at every tau: where values and gradient may differ, error is no reason to choose a "
+        "sorter."
     )
     return "\n".join(f"* {bullet}" for bullet in bullets)
 
 
 def _sentence(points: Sequence[Point], sorter: Point, n: int) -> str:
-    def times(kind: str) -> str:
+    def ratio(kind: str) -> str:
         own = sorter.figures[kind, n]
-        rival = at_equal_climb(points, kind, n, own.climb_30)
-        return "no rival" if rival is None else f"{own.error / rival.figures.error:.2f}"
+        rival = at_equal_score(points, kind, n, own.score_30)
+        return "undefined (none has that score)" if rival is None else f"{own.error / rival.figures.error:.2f}"
 
-    each = ", ".join(f"{kind} {times(kind)}" for kind in NO_SINGLE_SCALE)
+    each = ", ".join(f"{kind} {ratio(kind)}" for kind in NO_SINGLE_SCALE)
     return (
-        f"**{sorter.setting}**: at n = {n} its error over that of the best single tau of equal climb is "
-        f"{times(ORDINARY)} on ordinary lists and {times(MIXED)} on lists with no single scale ({each})."
+        f"**{sorter.setting}**, n = {n}: the ratio of its error to that of the best handcrafted rank of equal score is "
+        f"{ratio(ORDINARY)} on ordinary lists and {ratio(MULTI_SCALE)} on multi-scale lists ({each})."
     )
 
 
-def _duels(points: Sequence[Point], sizes: Sequence[Size]) -> str:
-    rows = [
-        "| sorter | n | lists | error | climb 30, 100 | at equal climb | error | ratio | at equal error | its climb |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+def _rivals(points: Sequence[Point], sizes: Sequence[Size]) -> str:
+    scores = ["score 30", "score 100"]
+    head = ["sorter", "n", "lists", "error", *scores, "at equal score", "error", "ratio", "at equal error", *scores]
+    rows = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for point in points:
         for size in sizes if point.family == "sorter" else ():
-            for kind in (ORDINARY, MIXED, *NO_SINGLE_SCALE):
+            for kind in (ORDINARY, MULTI_SCALE, *NO_SINGLE_SCALE):
                 own = point.figures.get((kind, size.n))
                 if own is None:
                     continue
-                as_good = at_equal_climb(points, kind, size.n, own.climb_30)
+                as_good = at_equal_score(points, kind, size.n, own.score_30)
                 as_near = at_equal_error(points, kind, size.n, own.error)
-                cells = [point.setting, f"{size.n:,}", kind, f"{own.error:.4f}", _climbs(own)]
+                cells = [point.setting, f"{size.n:,}", kind, *_decimals(own)[:3]]
                 if as_good is None:
-                    cells += ["none climbs as well", "", ""]
+                    cells += ["none", "", ""]
                 else:
                     error = as_good.figures.error
                     cells += [as_good.name, f"{error:.4f}", f"{own.error / error:.2f}"]
-                cells += ["none is as near", ""] if as_near is None else [as_near.name, _climbs(as_near.figures)]
+                cells += ["none", "", ""] if as_near is None else [as_near.name, *_decimals(as_near.figures)[1:3]]
                 rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
-def _climbs(figures: Figures) -> str:
-    return f"{figures.climb_30:.3f}, {figures.climb_100:.3f}"
+def table(points: Sequence[Point], sizes: Sequence[Size]) -> str:
+    """pareto_front.csv: a row for each function, setting, length and kind of list."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(["n", "lists", "function", "setting", *Figures._fields])
+    for size in sizes:
+        for kind in (ORDINARY, MULTI_SCALE):
+            for point in points:
+                if (kind, size.n) in point.figures:
+                    row = _decimals(point.figures[kind, size.n])
+                    writer.writerow([size.n, kind, point.family, point.setting, *row])
+    return file.getvalue()
 
 
-def _table(points: Sequence[Point], n: int) -> str:
-    names = ("error", "climb 30", "climb 100", "cosine")
-    head = ["function", "setting", *(f"{name}, {kind}" for kind in (ORDINARY, MIXED) for name in names)]
-    rows = ["", f"## Every point, n = {n:,}", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for point in points:
-        cells = [point.family, point.setting]
-        for kind in (ORDINARY, MIXED):
-            own = point.figures.get((kind, n))
-            cells += ["-"] * 4 if own is None else [f"{own.error:.4f}", *(f"{value:.3f}" for value in own[1:])]
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows) + "\n"
+def _decimals(figures: Figures) -> list[str]:
+    return [f"{figures.error:.4f}", *(f"{value:.3f}" for value in figures[1:])]
 
 
 def machine() -> str:
@@ -454,10 +462,10 @@ def machine() -> str:
 
 @click.command(help=__doc__)
 @click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), default="pretrained", show_default=True, help="A folder.")
+@click.option("--out", type=click.Path(path_type=Path), default="docs", show_default=True, help="A folder.")
 def main(files: Sequence[Path], out: Path) -> None:
     torch.set_num_threads(1)
-    points = contenders(files)
+    points = rank_functions(files)
     measure(points, SIZES, lambda message: click.echo(message, err=True))
     command = shlex.join(["scripts/draw_pareto_front.py", *map(str, files)])
     minutes = time.process_time() / 60
@@ -466,8 +474,9 @@ def main(files: Sequence[Path], out: Path) -> None:
         f"torch {torch.__version__}, {datetime.date.today()}."
     )
     out.mkdir(exist_ok=True)
-    (out / "FRONT.md").write_text(text(points, SIZES, made))
-    picture(points, SIZES[0].n).savefig(out / "front.png", dpi=110)
+    (out / "pareto_front.md").write_text(text(points, SIZES, made))
+    (out / "pareto_front.csv").write_text(table(points, SIZES))
+    draw_figure(points, SIZES[0].n).savefig(out / "pareto_front.png", dpi=110)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import dataclasses
 import datetime
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,46 +73,103 @@ def measure(name: str, path: Path) -> dict[str, Any]:
     }
 
 
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], align: str = "---:") -> str:
+    """A Markdown table; `align` is of all columns but the first."""
+    lines = (head, ["---", *[align] * (len(head) - 1)], *rows)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def by_length(results: Iterable[evaluation.Evaluation], lengths: Sequence[int], bold: str = "") -> Iterator[list[str]]:
+    """Rows of the figures of rank functions: errors at these lengths, then what was measured at n = 100."""
+    for r in results:
+        errors = [f"{r.errors[n]:.4f}" if n in r.errors else "" for n in lengths]
+        scores = [f"{score:.3f}" for score in r.climb.values()]
+        gradient = [f"{r.agreement:.3f}", f"{r.inversions:.2%}", f"{r.zero_gradient:.1%}", f"{r.bad_gradient:.1%}"]
+        yield [f"{bold}{r.name}{bold}", *errors, *scores, *gradient, f"{r.latency_ms:.1f}"]
+
+
+def by_distribution(results: Sequence[evaluation.Evaluation]) -> Iterator[list[str]]:
+    """Rows of the errors of rank functions on each distribution."""
+    for distribution in results[0].by_distribution:
+        star = " *" if distribution in evaluation.NO_SINGLE_SCALE else ""
+        yield [distribution + star, *(f"{r.by_distribution[distribution]:.4f}" for r in results)]
+
+
+def origin_row(name: str, card: Mapping[str, Any]) -> list[str]:
+    """What made a file."""
+    training = card["training"]
+    low, high = training["lengths"]
+    far = training.get("known_lengths", [low, high])[1]
+    measured = f", as accurate to {far:,}" if far > high else ""
+    length = f"{low}" if low == high else f"any (trained on {low} to {high:,}{measured})"
+    threads = f"{card['threads']} thread{'s' * (card['threads'] > 1)}"
+    size = f"{card['bytes'] / 1024:,.0f}"
+    where = f"{card['machine']}, {threads}, torch {card['torch']}, {card['date']}"
+    steps, minutes = f"{training['steps']:,}", f"{card['seconds'] / 60:.0f} min"
+    return [
+        name,
+        length,
+        f"{card['weights']:,}",
+        size,
+        steps,
+        str(training["seed"]),
+        f"`{card['command']}`",
+        minutes,
+        where,
+    ]
+
+
 def readme(cards: Mapping[str, dict[str, Any]]) -> str:
     """pretrained/README.md from the cards."""
-    lines = [
-        "# Sorters that ship with sodeep",
-        "",
-        '`sodeep.load_sorter("set")` loads them by name. Written by `scripts/make_pretrained.py`; every figure is one',
-        "of `sodeep evaluate-sorter NAME`, on lists drawn from seed 1234.",
-        "",
-        "The commands make these files bit for bit only on the machines named, with as many threads and the same",
-        "torch; elsewhere rounding differs, and so do the weights, while the figures come out alike. Times are of",
-        "those machines.",
-        "",
-        "| file | sorter | length | weights | KiB | steps | seed | made by | in | on |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for name, card in cards.items():
-        training = card["training"]
-        low, high = training["lengths"]
-        far = training.get("known_lengths", [low, high])[1]
-        measured = f", as good to {far}" if far > high else ""
-        length = f"{low}" if low == high else f"any (trained on {low} to {high}{measured})"
-        threads = f"{card['threads']} thread{'s' * (card['threads'] > 1)}"
-        lines.append(
-            f"| {name} | {training['config']['sorter']} | {length} | {card['weights']:,} "
-            f"| {card['bytes'] / 1024:.0f} | {training['steps']:,} | {training['seed']} | `{card['command']}` "
-            f"| {card['seconds'] / 60:.0f} min | {card['machine']}, {threads}, torch {card['torch']}, {card['date']} |"
-        )
-    for name, card in cards.items():
-        results = [evaluation.Evaluation.from_dict(r) for r in card["results"]]
-        lines += [
-            "",
-            f"## {name}",
-            "",
-            f"Measured on {card['measured']}.",
-            "",
-            "```",
-            evaluation.report(results, card["n"]),
-            "```",
-        ]
-    return "\n".join(lines) + "\n"
+    results = [[evaluation.Evaluation.from_dict(r) for r in card["results"]] for card in cards.values()]
+    sorters = [own for own, *_ in results]
+    # every card has the same handcrafted rank functions; those measured at the most lengths are shown
+    baselines = max((others for _, *others in results), key=lambda others: len(others[-1].errors))
+    lengths = sorted({n for r in (*sorters, *baselines) for n in r.errors})
+    as_good = {rival.name for rival in map(evaluation.equal_climb, results) if rival}
+    rivals = [r for r in baselines if r.name in {f"laplace std/{6.8:g}", *as_good}]
+    scores = [f"score {steps}" for steps in sorters[0].climb]
+    head = [*(f"n = {n:,}" for n in lengths), *scores, "cosine", "inverted", "zero", "not finite", "ms"]
+    origin = ["file", "length", "weights", "KiB", "steps", "seed", "made by", "in", "on"]
+    measured = "; ".join(dict.fromkeys(card["measured"] for card in cards.values()))
+    return f"""# Sorters that ship with sodeep
+
+`sodeep.load_sorter("set")` loads one by name. `scripts/make_pretrained.py` writes this page from the measurements in
+`NAME.json`, which are those of `sodeep evaluate-sorter NAME`, on lists drawn with seed 1234. Which rank function to
+take: [docs/rank_functions.md](../docs/rank_functions.md). Terms: [docs/glossary.md](../docs/glossary.md).
+
+The commands make these files bit for bit only on the machines named, with as many threads and the same torch.
+Elsewhere rounding differs, and so do the weights, while the measurements agree. Times are of those machines.
+
+{table(origin, (origin_row(name, card) for name, card in cards.items()), "---")}
+
+## Sorters
+
+Measured on {measured}.
+
+* **n = ...**: error, mean |rank error| / n, on the 2019 mixture at that length. The other columns are at n = 100.
+* **score**: optimisation score, the Spearman correlation of free scores after that many steps of Adam.
+* **cosine**: cosine similarity of the gradient with that of the smoothed exact loss.
+* **inverted**: neighbours in the wrong order.
+* **zero**, **not finite**: entries of the gradient.
+* **ms**: forward and backward of 256 lists.
+
+{table(["sorter", *head], by_length(sorters, lengths, "**"))}
+
+## Handcrafted rank functions
+
+`sigmoid_rank` and `laplace_rank` with tau in standard deviations of the list, from smooth to sharp; std/6.8 is the
+default.
+
+{table(["rank function", *head], by_length(baselines, lengths))}
+
+## Errors by distribution
+
+Mean |rank error| / n at n = 100; lists marked * are multi-scale. The handcrafted rank functions are the default, and
+for each sorter the one of smallest error among those whose optimisation score is at least as high.
+
+{table(["distribution", *(r.name for r in (*sorters, *rivals))], by_distribution([*sorters, *rivals]))}
+"""
 
 
 @click.command()

@@ -1,5 +1,7 @@
 """scripts/draw_pareto_front.py: what it compares, how it interpolates, and what it writes."""
 
+import csv
+import io
 import math
 import sys
 from importlib.machinery import SourceFileLoader
@@ -15,7 +17,7 @@ import sodeep
 
 pytest.importorskip("matplotlib")
 
-KINDS = ("ordinary", "no single scale", "heavy-tailed", "clusters", "bimodal")
+KINDS = ("ordinary", "multi-scale", "heavy-tailed", "clusters", "bimodal")
 
 
 @pytest.fixture(scope="module")
@@ -40,46 +42,46 @@ def tied(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def sizes(front):
-    return (front.Size(8, errors=4, climbs=3, cosines=2), front.Size(12, errors=4, climbs=3, cosines=2))
+    return (front.Size(8, errors=4, optimized=3, cosines=2), front.Size(12, errors=4, optimized=3, cosines=2))
 
 
 @pytest.fixture(scope="module")
 def measured(front, sizes, tied):
-    points = [point for point in front.contenders([tied]) if point.takes(8)]
+    points = [point for point in front.rank_functions([tied]) if point.takes(8)]
     front.measure(points, sizes)
     return points
 
 
-def crafted(front, climbs, errors, n=8):
+def crafted(front, scores, errors, n=8):
     """Points with these figures for laplace_rank, smooth to sharp, and ten times the error for sigmoid_rank."""
     return [
         front.Point(
             family,
             f"std/{k:g}",
             sodeep.laplace_rank,
-            {(kind, n): front.Figures(worse * error, climb, climb / 2, 0.9) for kind in KINDS},
+            {(kind, n): front.Figures(worse * error, score, score / 2, 0.9) for kind in KINDS},
         )
         for family, worse in (("laplace", 1), ("sigmoid", 10))
-        for k, climb, error in zip(front.SPREADS, climbs, errors, strict=False)
+        for k, score, error in zip(front.SPREADS, scores, errors, strict=False)
     ]
 
 
 def test_every_shipped_sorter_and_file_is_there(front, tied):
-    points = front.contenders([tied])
+    points = front.rank_functions([tied])
     names = [point.setting for point in points if point.family == "sorter"]
     assert names == [*(card.name for card in sodeep.list_sorters()), "tied"]
     assert {point.family for point in points} >= {"laplace", "sigmoid", "straight-through laplace", "blackbox"}
 
 
 def test_no_sorter_is_dropped(front, sizes, tied, tmp_path):
-    points = [point for point in front.contenders([tied]) if point.setting == "tied"]
-    with pytest.raises(click.ClickException, match=r"^tied takes lists of 8 only\. The front is drawn at 12\.$"):
+    points = [point for point in front.rank_functions([tied]) if point.setting == "tied"]
+    with pytest.raises(click.ClickException, match=r"^tied takes lists of 8 only\. The Pareto front is drawn at 12\.$"):
         front.measure(points, sizes[1:])
     shipped = {card.name: card.path for card in sodeep.list_sorters()}
     for name, hidden in (("tied", tied), *shipped.items()):
         path = sodeep.save_sorter(tmp_path / f"{name}.safetensors", sodeep.load_sorter(tied))
         with pytest.raises(click.ClickException) as refused:
-            front.contenders([tied, path])
+            front.rank_functions([tied, path])
         assert refused.value.message == f"{path} would hide {hidden}, of the same name. Rename it."
 
 
@@ -90,14 +92,14 @@ def test_figures(measured):
         for (kind, n), figures in point.figures.items():
             assert all(map(math.isfinite, figures)), (point.setting, kind, n)
         mean = sum(point.figures[kind, 8].error for kind in KINDS[2:]) / 3
-        assert point.figures["no single scale", 8].error == pytest.approx(mean)
+        assert point.figures["multi-scale", 8].error == pytest.approx(mean)
     exact = [p for p in measured if p.family in ("straight-through laplace", "blackbox")]
     assert all(figures.error < 1e-6 for point in exact for figures in point.figures.values())
 
 
 def test_ordinary_figures_are_those_of_evaluate(front):
     """At the length of the cards they are those of the cards."""
-    size = front.Size(20, errors=256, climbs=48, cosines=64)
+    size = front.Size(20, errors=256, optimized=48, cosines=64)
     on = front.draw_lists("ordinary", size)
     got = front.figures(sodeep.laplace_rank, size, on)
     card = sodeep.evaluation.evaluate(sodeep.laplace_rank, lengths=(20,), n=20, distributions=("clusters",))
@@ -108,7 +110,7 @@ def test_ordinary_figures_are_those_of_evaluate(front):
 
 @pytest.mark.parametrize("name", ["blackbox", "torchsort"])
 def test_settings_are_relative_to_the_list(front, name, generator):
-    rank_fns = [point.rank_fn for point in front.contenders([]) if point.family == name]
+    rank_fns = [point.rank_fn for point in front.rank_functions([]) if point.family == name]
     if not rank_fns:
         pytest.skip(f"{name} is not installed")
     scores = torch.randn(3, 15, generator=generator, dtype=torch.float64)
@@ -121,23 +123,23 @@ def test_settings_are_relative_to_the_list(front, name, generator):
         assert bool(rank_fn(torch.full((2, 5), 3.0)).isfinite().all())
 
 
-def test_a_rival_of_equal_climb_is_interpolated(front):
-    points = crafted(front, climbs=[0.9, 0.8, 0.6], errors=[0.1, 0.01, 0.001])  # std/1, std/2, std/3.4
-    rival = front.at_equal_climb(points, "clusters", 8, 0.7)
+def test_a_rival_of_equal_score_is_interpolated(front):
+    points = crafted(front, scores=[0.9, 0.8, 0.6], errors=[0.1, 0.01, 0.001])  # std/1, std/2, std/3.4
+    rival = front.at_equal_score(points, "clusters", 8, 0.7)
     assert rival.name == f"laplace std/{math.sqrt(2 * 3.4):.1f}"
     assert rival.figures == pytest.approx((math.sqrt(0.01 * 0.001), 0.7, 0.35, 0.9))
-    assert front.at_equal_climb(points, "clusters", 8, 0.95) is None
+    assert front.at_equal_score(points, "clusters", 8, 0.95) is None
     assert (
-        front.at_equal_climb(points, "clusters", 8, 0.5).name == "laplace std/3.4"
-    )  # the sharpest climbs better still
-    assert front.at_equal_climb(points, "clusters", 8, 0.9).figures.error == pytest.approx(0.1)
+        front.at_equal_score(points, "clusters", 8, 0.5).name == "laplace std/3.4"
+    )  # the score of the sharpest is higher still
+    assert front.at_equal_score(points, "clusters", 8, 0.9).figures.error == pytest.approx(0.1)
 
 
 def test_a_rival_of_equal_error_is_interpolated(front):
-    points = crafted(front, climbs=[0.9, 0.8, 0.6], errors=[0.1, 0.01, 0.001])
+    points = crafted(front, scores=[0.9, 0.8, 0.6], errors=[0.1, 0.01, 0.001])
     rival = front.at_equal_error(points, "ordinary", 8, math.sqrt(0.1 * 0.01))
     assert rival.name == f"laplace std/{math.sqrt(2):.1f}"
-    assert rival.figures.climb_30 == pytest.approx(0.85)
+    assert rival.figures.score_30 == pytest.approx(0.85)
     assert front.at_equal_error(points, "ordinary", 8, 0.0005) is None
     assert front.at_equal_error(points, "ordinary", 8, 0.5).name == "laplace std/1.0"
 
@@ -145,41 +147,52 @@ def test_a_rival_of_equal_error_is_interpolated(front):
 def test_text(front, measured, sizes):
     text = front.text(measured, sizes, "Made here.")
     rows = [line for line in text.splitlines() if line.startswith("| ")]
+    assert all(row.count("|") == 13 for row in rows)
     for point in measured:
-        written = [row for row in rows if row.startswith(f"| {point.family} | {point.setting} |")]
-        assert len(written) == len(sizes), point
-        assert all(row.count("|") == 11 for row in written)
-        assert written[0].split(" | ")[2] == f"{point.figures['ordinary', 8].error:.4f}"
-    assert rows[-1] == "| sorter | tied | - | - | - | - | - | - | - | - |"  # it takes no list of twelve
-    assert "* **tied**: at n = 8 its error over that of the best single tau of equal climb is " in text
-    assert "## Every point, n = 12" in text
+        if point.family == "sorter":
+            written = [row.strip("| ").split(" | ") for row in rows if row.startswith(f"| {point.setting} | ")]
+            assert len(written) == 5 * len([size for size in sizes if point.takes(size.n)]), point
+            assert written[0][2:4] == ["ordinary", f"{point.figures['ordinary', 8].error:.4f}"]
+    assert "* **tied**, n = 8: the ratio of its error to that of the best handcrafted rank of equal score is " in text
+
+
+def test_table(front, measured, sizes):
+    """A row for every function, setting, length and kind of list; none where a sorter takes no list of that length."""
+    rows = list(csv.DictReader(io.StringIO(front.table(measured, sizes))))
+    assert len(rows) == 2 * (2 * len(measured) - 1)  # tied takes no list of twelve
+    for point in measured:
+        ordinary = next(row for row in rows if (row["function"], row["setting"]) == (point.family, point.setting))
+        assert (ordinary["n"], ordinary["lists"]) == ("8", "ordinary")
+        assert float(ordinary["score_30"]) == pytest.approx(point.figures["ordinary", 8].score_30, abs=5.1e-4)
 
 
 def test_a_sorter_that_none_can_follow_is_said_to_be(front, sizes):
-    points = crafted(front, climbs=[0.9] * 4, errors=[0.1] * 4)
+    points = crafted(front, scores=[0.9] * 4, errors=[0.1] * 4)
     points += [front.Point("straight-through laplace", p.setting, p.rank_fn, p.figures) for p in points[:4]]
     figures = {(kind, 8): front.Figures(0.001, 0.95, 0.99, 0.9) for kind in KINDS}
     text = front.text([*points, front.Point("sorter", "best", sodeep.laplace_rank, figures)], sizes[:1], "")
-    assert "| best | 8 | ordinary | 0.0010 | 0.950, 0.990 | none climbs as well |  |  | none is as near |  |" in text
-    assert "is no rival on ordinary lists and no rival on lists with no single scale (heavy-tailed no rival," in text
+    assert "| best | 8 | ordinary | 0.0010 | 0.950 | 0.990 | none |  |  | none |  |  |" in text
+    none = "undefined (none has that score)"
+    assert f"is {none} on ordinary lists and {none} on multi-scale lists (heavy-tailed {none}, clusters" in text
 
 
-def test_picture(front, measured, tmp_path):
-    figure = front.picture(measured, 8)
+def test_figure(front, measured, tmp_path):
+    figure = front.draw_figure(measured, 8)
     for axes in figure.axes:
         words = [text.get_text() for text in axes.texts]
         assert {point.setting for point in measured if point.family == "sorter"} <= set(words)
         assert "laplace\nstd/1" in words
-    figure.savefig(tmp_path / "front.png", dpi=60)
-    assert front.picture(measured, 12).axes[0].get_title() == "ordinary lists"
+    figure.savefig(tmp_path / "pareto_front.png", dpi=60)
+    assert front.draw_figure(measured, 12).axes[0].get_title() == "ordinary lists"
 
 
 def test_the_command(front, monkeypatch, measured, sizes, tied, tmp_path):
     monkeypatch.setattr(front, "SIZES", sizes)
-    monkeypatch.setattr(front, "contenders", lambda files: measured if files == (tied,) else [])
+    monkeypatch.setattr(front, "rank_functions", lambda files: measured if files == (tied,) else [])
     monkeypatch.setattr(front, "measure", lambda points, sizes, echo: echo("measuring"))
     done = CliRunner().invoke(front.main, [str(tied), "--out", str(tmp_path / "new")])
     assert done.exit_code == 0, done.output
-    assert (tmp_path / "new" / "front.png").read_bytes().startswith(b"\x89PNG")
-    made = (tmp_path / "new" / "FRONT.md").read_text().splitlines()[4]
+    assert (tmp_path / "new" / "pareto_front.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "new" / "pareto_front.csv").read_text() == front.table(measured, sizes)
+    made = (tmp_path / "new" / "pareto_front.md").read_text().splitlines()[4]
     assert made.startswith(f"Made by `scripts/draw_pareto_front.py {tied}` in ")

@@ -43,7 +43,7 @@ def test_every_file_has_its_card_and_its_place_in_the_readme():
     assert FILES
     assert CARDS.keys() == FILES.keys()
     readme = (FOLDER / "README.md").read_text()
-    assert re.findall(r"^## (.*)$", readme, re.MULTILINE) == list(FILES)
+    assert re.findall(r"^\| \*\*(.*?)\*\* \|", readme, re.MULTILINE) == list(FILES)
 
 
 @every_file

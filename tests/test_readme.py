@@ -1,0 +1,111 @@
+"""README.md and docs/: the Python runs and prints what is shown, commands exist, figures are those measured."""
+
+import contextlib
+import csv
+import io
+import json
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+import sodeep
+from sodeep.cli import main
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+COMMANDS = [
+    pytest.param(line.strip(), id=f"{page.relative_to(ROOT)}:{number}")
+    for page in PAGES
+    for number, line in enumerate(page.read_text().splitlines(), 1)
+    if line.startswith("    sodeep ")
+]
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+@every_page
+def test_python_prints_what_is_shown(page, tmp_path, monkeypatch):
+    """The blocks of a page share their names. What a block prints is shown in the text block after it."""
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    names = {"__name__": "__main__"}
+    for (language, code), (following, shown) in zip(blocks, [*blocks[1:], ("", "")], strict=False):
+        if language == "python":
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                exec(compile(code, page.name, "exec"), names)
+            assert printed.getvalue() == (shown if following == "text" else "")
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_command_exists(line):
+    """With every option, and values that the options take; arguments that name files need not be there."""
+    name, *words = shlex.split(line, comments=True)[1:]
+    command = main.get_command(click.Context(main), name)
+    assert command is not None, name
+    for parameter in command.params:
+        if isinstance(parameter.type, click.Path | click.File):
+            parameter.type = click.STRING
+    command.make_context(name, words)
+
+
+@every_page
+def test_options_in_the_text_exist(page):
+    options = {name for command in main.commands.values() for parameter in command.params for name in parameter.opts}
+    assert set(re.findall(r"`(--[a-z-]+)", page.read_text())) <= options
+
+
+@every_page
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert "://" in target or (page.parent / target).exists(), target
+
+
+def test_every_page_is_in_the_index():
+    index = (ROOT / "docs" / "README.md").read_text()
+    assert {page.name for page in PAGES if page.parent.name == "docs"} == {
+        "README.md",
+        *re.findall(r"^\d+\. \[.*?\]\((.*?)\)", index, re.M),
+    }
+
+
+def test_rank_functions_of_the_readme_are_as_measured():
+    measured = {
+        (row["function"], row["setting"]): (float(row["error"]), float(row["score_30"]))
+        for row in csv.DictReader((ROOT / "docs" / "pareto_front.csv").read_text().splitlines())
+        if (row["n"], row["lists"]) == ("100", "ordinary")
+    }
+    settings = {
+        "laplace_rank": ("laplace", "std/6.8"),
+        "sigmoid_rank": ("sigmoid", "std/6.8"),
+        'load_sorter("set")': ("sorter", "set"),
+        "blackbox_rank": ("blackbox", "default"),
+        "straight_through(laplace_rank)": ("straight-through laplace", "std/6.8"),
+    }
+    readme = (ROOT / "README.md").read_text()
+    shown = re.findall(r"^\| `(.*?)` \| [\w, ]+ \| ([\d.]+) \| ([\d.]+) \|", readme, re.MULTILINE)
+    assert {name: (float(error), float(score)) for name, error, score in shown} == {
+        name: measured[setting] for name, setting in settings.items()
+    }
+
+
+def test_accuracies_of_the_guide_are_those_of_the_cards():
+    guide = (ROOT / "docs" / "rank_functions.md").read_text()
+    for name in ("set", "lstm", "cnn"):
+        card = json.loads((ROOT / "pretrained" / f"{name}.json").read_text())["results"][0]
+        by_kind = [card["by_distribution"][kind] for kind in ("heavy-tailed", "clusters", "bimodal")]
+        errors = [card["errors"].get(n) for n in ("30", "100", "1000")] + by_kind
+        cells = ["" if error is None else f"{error:.4f}" for error in errors]
+        cells += [f"{card['climb'][steps]:.3f}" for steps in ("30", "100")]
+        row = re.search(rf"^\| \*\*{name}\*\* \|(.*)\|$", guide, re.MULTILINE)
+        assert [cell.strip() for cell in row[1].split("|")] == cells
+
+
+def test_every_loss_is_in_the_guide():
+    guide = (ROOT / "docs" / "losses.md").read_text()
+    shown = re.findall(r"^\| `(\w+Loss)", guide, re.MULTILINE)
+    assert sorted(shown) == sorted(
+        name for name in sodeep.__all__ if name.endswith("Loss") and name not in ("EmbeddingLoss", "CrossModalLoss")
+    )
