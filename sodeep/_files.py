@@ -63,9 +63,11 @@ def sweep(path: Path) -> None:
     A file that is being written is locked, and stays. A temporary folder cannot be: nobody may be writing one now.
     """
     path = Path(os.path.realpath(path))
-    folder, name = (path, ".+") if path.is_dir() else (path.parent, re.escape(path.name))
+    folder, temporary = path, r"\..+\.[0-9a-f]{8}\.tmp|.+-[0-9a-f]{8}\.\d+\.tmp"  # the second of older versions
+    if not path.is_dir():
+        folder, temporary = path.parent, rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.tmp"
     for leftover in folder.iterdir() if folder.is_dir() else ():
-        if re.fullmatch(rf"\.{name}\.[0-9a-f]{{8}}\.tmp", leftover.name):
+        if re.fullmatch(temporary, leftover.name):
             with contextlib.suppress(OSError):  # of another user, say, or written just now
                 if leftover.is_dir():
                     shutil.rmtree(leftover)

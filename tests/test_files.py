@@ -110,7 +110,7 @@ def test_a_lock_that_its_holder_removed_is_no_lock(tmp_path, monkeypatch):
 
 def test_sweep_leaves_what_is_not_temporary(tmp_path):
     kept = ["a.tmp", ".a.tmp", "a.0123abcd.tmp", ".a.0123abcd", ".a.0123ABCD.tmp", "a-0123abcd.npz"]
-    for name in [*kept, ".a.safetensors.0123abcd.tmp", ".b.0123abcd.tmp"]:
+    for name in [*kept, ".a.safetensors.0123abcd.tmp", "a-0123abcd.17.tmp"]:
         (tmp_path / name).touch()
     (tmp_path / ".board.0123abcd.tmp/run").mkdir(parents=True)
     sweep(tmp_path)
