@@ -311,7 +311,7 @@ def triplet_loss(
         lowest = torch.finfo(s.dtype).min / 4
         hardest = s.masked_fill(~negative, lowest).amax(-1, keepdim=True)
         hinge = hardest - s + margin
-        values = masked_mean(hinge, positive & ~(hinge <= 0))  # in words that keep NaN
+        values = masked_mean(hinge, positive & ~(hinge <= 0))  # not "hinge > 0", which would leave NaN out
     else:
         # A sum of hinges is linear in the scores once it is known which are active. So all that is needed is in how
         # many active triplets each item is, and these counts are the gradient.
@@ -808,7 +808,7 @@ def multi_similarity_loss(
         infinity = float("inf")
         lowest_positive = fixed.masked_fill(~positive, infinity).amin(-1, keepdim=True)
         highest_negative = fixed.masked_fill(~negative, -infinity).amax(-1, keepdim=True)
-        # in words that keep NaN
+        # not "fixed < ...", which would leave NaN out
         positive = positive & ~(fixed >= highest_negative + epsilon)
         negative = negative & ~(fixed <= lowest_positive - epsilon)
     of_p, of_n = _softplus(_logsumexp_of_sides(x, positive, negative))
