@@ -1,6 +1,5 @@
 """Any callable `scores (..., n) -> ranks (..., n)`, 1 = highest, plugs into every rank loss."""
 
-import click
 import torch
 
 import sodeep
@@ -24,9 +23,7 @@ class TinySorter(torch.nn.Module):
         return pairwise_rank(scores, self.log_tau.exp())
 
 
-@click.command()
-@click.option("--steps", default=100, show_default=True)
-def main(steps):
+def main(steps=100):
     """Fit TinySorter, then print the error and the climb of each rank function."""
     torch.manual_seed(0)
     tiny = TinySorter()
@@ -46,7 +43,7 @@ def main(steps):
     for name, rank_fn in rank_fns.items():
         loss = sodeep.spearman_loss(scores, target, rank_fn=rank_fn)
         error, climbed = sodeep.rank_error(rank_fn, scores), sodeep.climb(rank_fn)[30]
-        click.echo(f"{name:<30} error {error:.4f}   climb after 30 steps {climbed:.3f}   loss {loss:.4f}")
+        print(f"{name:<30} error {error:.4f}   climb after 30 steps {climbed:.3f}   loss {loss:.4f}")
 
 
 if __name__ == "__main__":

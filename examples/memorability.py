@@ -7,7 +7,6 @@ pull a squared error more than an order. Ranks leave the scale of the prediction
 of the values, so that predictions mean what the scores mean.
 """
 
-import click
 import torch
 
 import sodeep
@@ -21,10 +20,7 @@ def draw(n, generator):
     return features, torch.sigmoid(features[:, 0] + torch.sin(2 * features[:, 1]) + noise)
 
 
-@click.command()
-@click.option("--steps", default=400, show_default=True)
-@click.option("--seed", default=0, show_default=True)
-def main(steps, seed):
+def main(steps=400, seed=0):
     """Train on batches of 100, and print Spearman's correlation and the mean absolute error on new data."""
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
@@ -40,7 +36,7 @@ def main(steps, seed):
                 predicted = net(test_features).squeeze(-1)
             spearman = float(sodeep.spearman_corr(predicted, test_scores))
             error = float((predicted - test_scores).abs().mean())
-            click.echo(f"after {step} steps: Spearman {spearman:.3f}, mean absolute error {error:.3f}")
+            print(f"after {step} steps: Spearman {spearman:.3f}, mean absolute error {error:.3f}")
         batch = torch.randint(len(scores), (100,), generator=generator)
         optimizer.zero_grad()
         loss(net(features[batch]).squeeze(-1), scores[batch]).backward()  # the batch is one list

@@ -6,7 +6,6 @@ Average precision ranks the examples of a label, so a list is a label: scores (e
 (labels, examples). Labels that no example of a batch has are left out of the mean.
 """
 
-import click
 import torch
 from sklearn.datasets import make_multilabel_classification
 
@@ -18,12 +17,11 @@ def mean_average_precision(scores, labels):
     return float(sodeep.average_precision(scores.detach().T, labels.T).nanmean())
 
 
-@click.command()
-@click.option("--epochs", default=30, show_default=True)
-@click.option("--map-weight", default=1.0, show_default=True, help="Of the average precision beside cross-entropy.")
-@click.option("--seed", default=0, show_default=True)
-def main(epochs, map_weight, seed):
-    """Train on 1,000 examples, and print the mean average precision on 1,000 others before and after."""
+def main(epochs=30, map_weight=1.0, seed=0):
+    """Train on 1,000 examples, and print the mean average precision on 1,000 others before and after.
+
+    `map_weight` is that of the average precision beside cross-entropy.
+    """
     torch.manual_seed(seed)
     x, labels = make_multilabel_classification(2000, n_features=40, n_classes=10, n_labels=2, random_state=seed)
     x, labels = torch.tensor(x, dtype=torch.float32), torch.tensor(labels, dtype=torch.bool)
@@ -33,7 +31,7 @@ def main(epochs, map_weight, seed):
 
     for epoch in range(epochs + 1):
         if epoch in (0, epochs):
-            click.echo(f"after {epoch} epochs: mAP {mean_average_precision(net.eval()(x[1000:]), labels[1000:]):.3f}")
+            print(f"after {epoch} epochs: mAP {mean_average_precision(net.eval()(x[1000:]), labels[1000:]):.3f}")
         net.train()
         for batch in torch.randperm(1000).split(100):
             scores = net(x[batch])

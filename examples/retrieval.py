@@ -6,7 +6,6 @@ Any loss of `sodeep.losses` fits in the place of SmoothAPLoss, any network in th
 digits of scikit-learn. With many classes, test on classes never seen in training instead; ten are too few for that.
 """
 
-import click
 import torch
 from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader, TensorDataset
@@ -22,10 +21,7 @@ def evaluate(encoder, pictures, labels):
     return float(sodeep.hit_rate_at_k(scores, relevant, k=1).mean()), float(sodeep.map_at_r(scores, relevant).mean())
 
 
-@click.command()
-@click.option("--epochs", default=6, show_default=True)
-@click.option("--seed", default=0, show_default=True)
-def main(epochs, seed):
+def main(epochs=6, seed=0):
     """Train on half of the pictures, and print both metrics on the other half before and after."""
     torch.manual_seed(seed)
     digits = load_digits()
@@ -42,13 +38,13 @@ def main(epochs, seed):
     loss = sodeep.EmbeddingLoss(sodeep.SmoothAPLoss(tau=0.05))
     optimizer = torch.optim.Adam(encoder.parameters(), lr=1e-3)
 
-    click.echo("before: hit rate at 1 {:.3f}, mAP@R {:.3f}".format(*evaluate(encoder, pictures[~seen], labels[~seen])))
+    print("before: hit rate at 1 {:.3f}, mAP@R {:.3f}".format(*evaluate(encoder, pictures[~seen], labels[~seen])))
     for _ in range(epochs):
         for batch, batch_labels in loader:
             optimizer.zero_grad()
             loss(encoder(batch), batch_labels).backward()
             optimizer.step()
-    click.echo("after:  hit rate at 1 {:.3f}, mAP@R {:.3f}".format(*evaluate(encoder, pictures[~seen], labels[~seen])))
+    print("after:  hit rate at 1 {:.3f}, mAP@R {:.3f}".format(*evaluate(encoder, pictures[~seen], labels[~seen])))
 
 
 if __name__ == "__main__":

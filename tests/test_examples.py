@@ -1,5 +1,7 @@
 """The examples, run as a reader runs them but with tiny sizes; what they print must get better."""
 
+import contextlib
+import io
 import os
 import re
 import runpy
@@ -7,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -17,9 +20,13 @@ RUN_HERE = {"retrieval", "memorability", "multi_label", "lightning_retrieval", "
             "pair_weights"}  # fmt: skip
 
 
-def run(name, *options):
-    """What the command of an example prints."""
+def run(name, *options, **arguments):
+    """What an example prints: a command with `options`, or a function of `arguments`."""
     main = runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]
+    if not isinstance(main, click.Command):
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            main(**arguments)
+        return printed.getvalue()
     result = CliRunner().invoke(main, list(options), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
@@ -41,16 +48,16 @@ def test_examples_are_short(path):
 
 def test_retrieval():
     pytest.importorskip("sklearn")
-    text = run("retrieval", "--epochs", "1")
+    text = run("retrieval", epochs=1)
     before, after = numbers("mAP@R", text)
     assert after > before + 0.1
     before, after = numbers("hit rate at 1", text)
     assert after > 0.9
-    assert run("retrieval", "--epochs", "1") == text  # seeded
+    assert run("retrieval", epochs=1) == text  # seeded
 
 
 def test_memorability():
-    text = run("memorability", "--steps", "100")
+    text = run("memorability", steps=100)
     before, after = numbers("Spearman", text)
     assert after > before + 0.2
     before, after = numbers("mean absolute error", text)
@@ -59,7 +66,7 @@ def test_memorability():
 
 def test_multi_label():
     pytest.importorskip("sklearn")
-    before, after = numbers("mAP", run("multi_label", "--epochs", "5"))
+    before, after = numbers("mAP", run("multi_label", epochs=5))
     assert after > before + 0.2
 
 
@@ -83,8 +90,8 @@ def test_lightning_retrieval_on_two_devices():
 
 
 def test_custom_rank_fn():
-    untrained = numbers("error", run("custom_rank_fn", "--steps", "0"))
-    trained = numbers("error", run("custom_rank_fn", "--steps", "30"))
+    untrained = numbers("error", run("custom_rank_fn", steps=0))
+    trained = numbers("error", run("custom_rank_fn", steps=30))
     assert trained[1] < untrained[1]  # TinySorter
     assert trained[2] == 0  # exact forward
 
