@@ -57,10 +57,17 @@ def test_options_in_the_text_exist(page):
     assert set(re.findall(r"`(--[a-z-]+)", page.read_text())) <= options
 
 
+def headings(page):
+    """The anchors of a page, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
+
+
 @every_page
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+    for target, anchor in re.findall(r"\]\(([^)#]*)#?(.*?)\)", page.read_text()):
         assert "://" in target or (page.parent / target).exists(), target
+        assert not anchor or anchor in headings(page.parent / target if target else page), anchor
 
 
 def test_every_page_is_in_the_index():
