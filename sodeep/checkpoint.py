@@ -106,8 +106,8 @@ def save_sorter(
         sorter: a sorter of this library, trained or not, frozen or not.
         training: plain JSON values to keep beside it: seed, steps, ``lengths`` [shortest, longest], ``scores``
             [lowest, highest], errors per distribution, ... Default: what the sorter knows, ``sorter.trained``.
-        dtype: how to store the weights: torch.float16 halves the file and is read back as float32.
-            Default: as they are.
+        dtype: how to store the weights: torch.float16 halves the file and is read back as float32. Biases and other
+            vectors are few and do not bear rounding: they are stored in float32 at least. Default: as they are.
 
     Returns:
         The path.
@@ -140,9 +140,10 @@ def save_sorter(
         raise ValueError(f"`dtype` must be torch.float16, torch.float32, torch.float64 or None, got {dtype}.")
     tensors = {}
     weights = dict(sorter.named_parameters())
+    vector_dtype = None if dtype is None else torch.promote_types(dtype, torch.float32)
     for key, tensor in sorter.state_dict().items():
-        # batch statistics and frequencies are few and do not bear rounding
-        stored = tensor.detach().to("cpu", dtype if key in weights else None).clone().contiguous()
+        kind = dtype if key in weights and tensor.ndim > 1 else vector_dtype
+        stored = tensor.detach().to("cpu", kind if tensor.is_floating_point() else None).clone().contiguous()
         bad = int((~torch.isfinite(stored)).sum())
         if bad:
             raise ValueError(
