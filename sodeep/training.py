@@ -398,10 +398,10 @@ def saved_config(out: str | os.PathLike[str]) -> TrainConfig:
 
 
 def _outline(sorter: str, sorter_config: Mapping[str, Any], seq_len: Any) -> Sorter:
-    """A sorter without weights: for lists of any length if it takes them, else of `seq_len` or the published 100."""
+    """A sorter without weights: of `seq_len`, or if that is None for any length, or else of the published 100."""
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         try:
-            return build_sorter(sorter, None, **sorter_config)
+            return build_sorter(sorter, seq_len, **sorter_config)
         except ValueError:
             return build_sorter(sorter, 100 if seq_len is None else seq_len, **sorter_config)
 
