@@ -24,12 +24,13 @@ OPEN = 12.0
 
 
 @torch.no_grad()
-def start_counting(rnn: nn.RNNBase, head: nn.Conv1d, n: int) -> None:
-    """Set the weights of a bidirectional LSTM over one score an item, and of the dense head over its outputs.
+def start_counting(rnn: nn.RNNBase, head: nn.Conv1d | nn.Linear, n: int) -> None:
+    """Set the weights of a bidirectional LSTM over one score an item, and of the head over its outputs.
 
     Args:
         rnn: an LSTM of two units or more. An odd one keeps its random weights.
-        head: its weight is (n, n, 2 units): rank to, item and output from.
+        head: one dense map for the list, weight (n, n, 2 units): rank to, item and output from. Or one map for every
+            item, weight (1, 2 units). The counts of all items are read alike, so the initial ranks are the same.
         n: length of the lists.
     """
     if head.weight.is_meta:
@@ -47,8 +48,8 @@ def start_counting(rnn: nn.RNNBase, head: nn.Conv1d, n: int) -> None:
     for layer in range(1, rnn.num_layers):
         _set_layer(rnn, layer, -reading, levels - 0.5, 0.8 * spread, gate)
     head.weight.zero_()
-    for item in range(n):
-        head.weight[item, item] = reading
+    ranks = len(head.weight)
+    head.weight.view(ranks, ranks, -1).diagonal().copy_(reading.unsqueeze(1))
     nn.init.constant_(head.get_parameter("bias"), (n + 1) / (2 * n))
 
 

@@ -141,8 +141,8 @@ def save_sorter(
         sorter: a sorter of this library, trained or not, frozen or not.
         training: plain JSON values to keep beside it: seed, steps, ``lengths`` [shortest, longest], ``scores``
             [lowest, highest], errors per distribution, ... Default: what the sorter knows, ``sorter.trained``.
-        dtype: how to store the weights: torch.float16 halves the file and is read back as float32.
-            Default: as they are.
+        dtype: how to store the weights: torch.float16 halves the file and is read back as float32. Biases and other
+            vectors are few and do not bear rounding: they are stored in float32 at least. Default: as they are.
 
     Returns:
         The path.
@@ -194,8 +194,10 @@ def _stored(sorter: Sorter, dtype: torch.dtype | None) -> dict[str, Tensor]:
     """The weights of a sorter, in `dtype`, and its buffers: batch statistics and frequencies do not bear rounding."""
     weights = dict(sorter.named_parameters())
     tensors = {}
+    vector_dtype = None if dtype is None else torch.promote_types(dtype, torch.float32)
     for key, tensor in sorter.state_dict().items():
-        stored = tensor.detach().to("cpu", dtype if key in weights else None).clone().contiguous()
+        stored_dtype = dtype if key in weights and tensor.ndim > 1 else vector_dtype
+        stored = tensor.detach().to("cpu", stored_dtype if tensor.is_floating_point() else None).clone().contiguous()
         bad = int((~torch.isfinite(stored)).sum())
         if bad:
             raise ValueError(

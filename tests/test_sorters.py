@@ -105,7 +105,7 @@ def test_dense_head_is_the_convolution_of_the_paper(name: str) -> None:
 
 def test_item_head_and_sum_head_take_any_length() -> None:
     for head in ("item", "sum"):
-        sorter = small_sorter("lstm", head=head)
+        sorter = small_sorter("lstm", head=head, start="random")
         assert sorter.seq_len is None
         for n in (1, 2, 17):
             assert sorter(normal(2, n)).shape == (2, n)
@@ -280,8 +280,9 @@ def test_set_sorter_is_a_soft_rank_before_any_training(n: int) -> None:
     assert (build_sorter("set")(scores) - exact).abs().mean() < 0.02 * n
 
 
+@pytest.mark.parametrize("head", ["dense", "item"])
 @pytest.mark.parametrize(("name", "n", "limit"), [("lstm", 30, 0.02), ("lstm", 100, 0.01), ("lstm-large", 30, 0.02)])
-def test_lstm_that_counts_is_a_soft_rank_before_any_training(name: str, n: int, limit: float) -> None:
+def test_lstm_that_counts_is_a_soft_rank_before_any_training(name: str, n: int, limit: float, head: str) -> None:
     scores = torch.cat([normal(20, n), normal(20, n, seed=1).exp(), normal(20, n, seed=2).round()])
     exact = (
         1
@@ -289,7 +290,38 @@ def test_lstm_that_counts_is_a_soft_rank_before_any_training(name: str, n: int, 
         + 0.5 * ((scores.unsqueeze(-2) == scores.unsqueeze(-1)).sum(-1) - 1)
     )
     with torch.no_grad():
-        assert (build_sorter(name, n)(scores) - exact).abs().mean() < limit * n
+        assert (build_sorter(name, n, head=head)(scores) - exact).abs().mean() < limit * n
+
+
+def test_both_heads_read_the_counts_alike() -> None:
+    dense, item = (build_sorter("lstm", 20, head=head, hidden=8) for head in ("dense", "item"))
+    scores = normal(5, 20)
+    torch.testing.assert_close(item(scores), dense(scores), rtol=0, atol=1e-4)
+    assert sum(weight.numel() for weight in item.head.parameters()) == 17
+
+
+def test_only_an_item_head_that_counts_is_tied_to_a_length() -> None:
+    counting = build_sorter("lstm", 20, head="item", hidden=8)
+    assert (counting.seq_len, counting.config["seq_len"], counting.config["start"]) == (20, 20, "counting")
+    message = (
+        "`scores` must have lists of 20 items, the length this lstm sorter was built for, got 19 real items. Leave a "
+        "shorter last batch out (drop_last=True), use a length-free sorter such as 'set', or train one: "
+        "sodeep train-sorter --sorter lstm --seq-len 19"
+    )
+    with pytest.raises(ValueError, match=whole(message)):
+        counting(normal(2, 19))
+    free = {
+        "no length": build_sorter("lstm", head="item", hidden=8),
+        "random": build_sorter("lstm", 20, head="item", hidden=8, start="random"),
+        "few units": build_sorter("lstm", 20, head="item", hidden=7),
+        "sum": build_sorter("lstm", 20, head="sum", hidden=8),
+        "no counter": build_sorter("gru", 20, head="item", hidden=8),
+    }
+    for case, sorter in free.items():
+        assert sorter.seq_len is None, case
+        assert sorter.config["seq_len"] is None, case
+        assert sorter.config.get("start", "random") == "random", case
+        assert sorter(normal(2, 19)).shape == (2, 19), case
 
 
 def test_lstm_starts_as_published_when_told_so() -> None:
@@ -825,6 +857,7 @@ def test_sorter_on_another_device_is_an_error() -> None:
             "Give it, for example seq_len=100, or use a length-free sorter such as 'set'.",
         ),
         ("lstm", {"seq_len": 0}, "`seq_len` must be a whole number of at least 1, got 0."),
+        ("lstm", {"seq_len": 0, "head": "item"}, "`seq_len` must be a whole number of at least 1, got 0."),
         ("lstm", {"seq_len": 9, "hidden": 1.5}, "`hidden` must be a whole number of at least 1, got 1.5."),
         ("lstm", {"seq_len": 9, "layers": 1025}, "`layers` must be a whole number from 1 to 1024, got 1025."),
         ("lstm", {"seq_len": 9, "head": "conv"}, "`head` must be one of dense, item, sum, got 'conv'."),

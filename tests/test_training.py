@@ -88,6 +88,8 @@ def test_recipe_fills_in_what_is_not_given():
     assert TrainConfig(sorter="lstm").resolve().lr == 2e-5  # a larger rate would break what it starts with
     for options in ({"start": "random"}, {"head": "item"}, {"hidden": 4}):  # all of which start at random
         assert TrainConfig(sorter="lstm", sorter_config=options).resolve().lr == 1e-3
+    assert TrainConfig(sorter="lstm", seq_len=20, sorter_config={"head": "item"}).resolve().lr == 2e-5
+    assert TrainConfig(sorter="lstm", seq_len=20, sorter_config={"head": "sum"}).resolve().lr == 1e-3
     assert TrainConfig(sorter="cnn").resolve().lr == 5e-4
     assert TrainConfig(sorter="cnn", sorter_config={"start": "random"}).resolve().lr == 1e-3
     assert TrainConfig(sorter="lstm").resolve().seq_len == 100
