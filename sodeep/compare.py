@@ -563,48 +563,48 @@ def compare(
     batch_size = check_at_least(batch_size, 4, "batch_size")
     jobs = check_at_least(jobs, 1, "jobs")
     place = _device(device)
-    options: dict[str, Any] = {"batch_size": batch_size, "train_share": train_share}
-    if isinstance(predictors, str):
-        raise ValueError(f"`predictors` must be a list of names, got {predictors!r}. Put it in brackets.")
-    for name, value in {
-        "semantic": semantic,
-        "text_features": text_features,
-        "target": target,
-        "text": text,
-        "predictors": tuple(predictors) if predictors else None,
-    }.items():
-        if value is not None and name not in kind.options:
-            raise ValueError(
-                f"`{name}` must not be given for the {task} task, which has no {_OPTIONS[name]}, got {value!r}."
-            )
-        if value is not None:
-            options[name] = value
-
+    options = {"batch_size": batch_size, "train_share": train_share}
+    options |= _options_of(
+        kind, semantic=semantic, text_features=text_features, target=target, text=text, predictors=predictors
+    )
     path = None if data is None else str(user_path(data))
     _task.cache_clear()  # by now the path may hold other data than in a comparison before
     loaded = _task(task, path, seeds[0], place, **options)  # wrong data end here, not in a worker
     for loss, entry in contenders.items():
         lacking = next(filter(None, map(loaded.lacks, sorted(entry.forms))), None)
         if lacking is not None and not by_default:
-            raise ValueError(f"`loss` {loss} needs {lacking}.")
+            raise ValueError(f"`loss` must fit the data, got {loss}. It needs {lacking}.")
         if lacking is not None:  # as of a sorter that is not shipped
             losses.remove(loss)
     folder = user_path(out)
     what = {"task": task, "data": loaded.data_name, "epochs": epochs, "batch_size": batch_size}
-    marks = {loss: _sorter_mark(entry, kind) for loss, entry in contenders.items()}
-    sorters = {loss: mark for loss, mark in marks.items() if mark is not None}
-    mark = None if path is None else loaded.checksum
+    checksums = {loss: _sorter_checksum(entry, kind) for loss, entry in contenders.items()}
+    sorters = {loss: checksum for loss, checksum in checksums.items() if checksum is not None}
+    of_data = None if path is None else loaded.checksum
     work = {
         (loss, seed): [
-            _Job(task, path, loss, seed, settings, str(folder), epochs, place, options, mark)
+            _Job(task, path, loss, seed, settings, str(folder), epochs, place, options, of_data)
             for settings in contenders[loss].grid(kind.rates)
         ]
         for seed in seeds
         for loss in losses
     }
     with sole_comparison(folder):
-        _claim(folder, what, losses, sorters, mark)
+        _claim(folder, what, losses, sorters, of_data)
         return _Schedule(folder, kind.headline, work, on_run).run(jobs, on_start)
+
+
+def _options_of(kind: type[Task], **given: Any) -> dict[str, Any]:
+    """Of the options of some tasks those that are given; the task must have them."""
+    if isinstance(given["predictors"], str):
+        raise ValueError(f"`predictors` must be a list of names, got {given['predictors']!r}. Put it in brackets.")
+    given["predictors"] = tuple(given["predictors"] or ()) or None
+    for name, value in given.items():
+        if value is not None and name not in kind.options:
+            raise ValueError(
+                f"`{name}` must not be given for the {kind.name} task, which has no {_OPTIONS[name]}, got {value!r}."
+            )
+    return {name: value for name, value in given.items() if value is not None}
 
 
 _OPTIONS = {
@@ -636,7 +636,7 @@ def _device(device: str) -> str:
     return device
 
 
-def _sorter_mark(entry: Contender, kind: type[Task]) -> int | None:
+def _sorter_checksum(entry: Contender, kind: type[Task]) -> int | None:
     """A checksum of the weights of the sorters in a loss: a file of the same name may hold another sorter by now."""
     try:
         terms = [term for _, _, term in entry.terms(entry.grid(kind.rates)[0], kind.accepts[0])]
@@ -644,10 +644,10 @@ def _sorter_mark(entry: Contender, kind: type[Task]) -> int | None:
         return None
     modules = [module for term in terms if isinstance(term, nn.Module) for module in term.modules()]
     sorters = [module for module in modules if isinstance(module, Sorter)]
-    mark = 0
+    checksum = 0
     for weight in (weight for sorter in sorters for weight in sorter.state_dict().values()):
-        mark = zlib.crc32(weight.cpu().numpy().tobytes(), mark)
-    return mark if sorters else None
+        checksum = zlib.crc32(weight.cpu().numpy().tobytes(), checksum)
+    return checksum if sorters else None
 
 
 @contextlib.contextmanager
@@ -696,8 +696,8 @@ def _claim(
     if data is not None and found.setdefault("checksum", data) != data:
         raise refuse(f"a comparison on other data under the name {what['data']!r}")
     known = found.setdefault("sorters", {})
-    for loss, mark in sorters.items():
-        if known.setdefault(loss, mark) != mark:
+    for loss, checksum in sorters.items():
+        if known.setdefault(loss, checksum) != checksum:
             raise refuse(f"runs of {loss} with another sorter under that name")
     found["losses"] = list(dict.fromkeys([*found.get("losses", []), *losses]))  # the order of the report
     write_atomic(path, json.dumps(found, indent=2).encode())

@@ -939,8 +939,8 @@ def test_losses_and_ranks_of_ones_own(my_module):
         assert rank_function(f"{my_module}:{name}")(torch.tensor([3.0, 1.0])).tolist() == [1.0, 0.0]
     assert isinstance(contender(f"spearman:{my_module}:MyRank").build().rank_fn, torch.nn.Module)
     for name, expected in {
-        f"{my_module}:gone": f"`loss` {my_module}:gone needs gone in {my_module}, which has none.",
-        f"{my_module}:number": f"`loss` {my_module}:number must be callable, got int.",
+        f"{my_module}:gone": f"`loss` must name something in {my_module}, got {my_module}:gone, not there.",
+        f"{my_module}:number": f"`loss` must be callable, got {my_module}:number of type int.",
     }.items():
         with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
             contender(name)
@@ -1022,7 +1022,9 @@ def test_unknown_names_name_the_choices():
     }.items():
         with pytest.raises(ValueError, match=pattern):
             contender(name)
-    with pytest.raises(ValueError, match=r"^`loss` nowhere_at_all:X needs a module nowhere_at_all, which is neither "):
+    with pytest.raises(
+        ValueError, match=r"^`loss` must name a module that is installed or in .*, got nowhere_at_all:X\.$"
+    ):
         contender("nowhere_at_all:X")
     with pytest.raises(FileNotFoundError):
         contender("map:gone.safetensors")

@@ -134,15 +134,15 @@ class Data(Protocol):
 
 def checksum(data: Data) -> int:
     """Of all that the data hold, their name apart: another file may have the same name."""
-    mark = 0
+    crc = 0
     for part in fields(data):
         value = getattr(data, part.name)
         if isinstance(value, np.ndarray):
-            mark = zlib.crc32(f"{part.name} {value.dtype} {value.shape}".encode(), mark)
-            mark = zlib.crc32(value.tobytes(), mark)
+            crc = zlib.crc32(f"{part.name} {value.dtype} {value.shape}".encode(), crc)
+            crc = zlib.crc32(value.tobytes(), crc)
         elif part.name != "name" and value is not None:
-            mark = zlib.crc32(f"{part.name} {json.dumps(list(value))}".encode(), mark)
-    return mark
+            crc = zlib.crc32(f"{part.name} {json.dumps(list(value))}".encode(), crc)
+    return crc
 
 
 @dataclass(frozen=True)

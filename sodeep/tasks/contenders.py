@@ -386,10 +386,10 @@ def _attribute(module: str, attribute: str) -> Any:
         if error.name != module.split(".")[0] and error.name != module:
             raise
         raise ValueError(
-            f"`loss` {module}:{attribute} needs a module {module}, which is neither installed nor in {Path.cwd()}."
+            f"`loss` must name a module that is installed or in {Path.cwd()}, got {module}:{attribute}."
         ) from None
     except AttributeError:
-        raise ValueError(f"`loss` {module}:{attribute} needs {attribute} in {module}, which has none.") from None
+        raise ValueError(f"`loss` must name something in {module}, got {module}:{attribute}, not there.") from None
     if not callable(found):
-        raise ValueError(f"`loss` {module}:{attribute} must be callable, got {type(found).__name__}.")
+        raise ValueError(f"`loss` must be callable, got {module}:{attribute} of type {type(found).__name__}.")
     return found
