@@ -42,7 +42,7 @@ def main(steps=100):
     scores, target = torch.randn(256, 100), torch.randn(256, 100)
     for name, rank_fn in rank_fns.items():
         loss = sodeep.spearman_loss(scores, target, rank_fn=rank_fn)
-        error, climbed = sodeep.rank_error(rank_fn, scores), sodeep.climb(rank_fn)[30]
+        error, climbed = sodeep.rank_error(rank_fn, scores), sodeep.optimization_score(rank_fn)[30]
         print(f"{name:<30} error {error:.4f}   climb after 30 steps {climbed:.3f}   loss {loss:.4f}")
 
 

@@ -14,8 +14,8 @@ import matplotlib.pyplot as plt
 import torch
 
 from sodeep.losses import pair
-from sodeep.losses.retrieval import smooth_ap_loss
-from sodeep.weights import pair_weights
+from sodeep.losses.pair_weights import pair_weights
+from sodeep.losses.smooth_ap import smooth_ap_loss
 
 LOSSES = {  # hinges dashed, log-sum-exps solid, ranks and distributions dotted
     "Contrastive": (pair.contrastive_loss, "--"),

@@ -165,7 +165,7 @@ def dense_asp(s: Tensor, positive: Tensor, other: Tensor, tau: float = 0.01) -> 
 def ours_asp(labels: Tensor) -> Criterion:
     import torch
 
-    from sodeep.losses.semantic import asp_loss
+    from sodeep.losses.asp import asp_loss
 
     B = len(labels)
     other = ~torch.eye(B, dtype=torch.bool)

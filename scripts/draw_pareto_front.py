@@ -35,9 +35,10 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import sodeep
+from sodeep._core.plotting import COLOURS, GREY
 from sodeep.evaluation import (
-    NO_SINGLE_SCALE,
-    RankFn,
+    MULTI_SCALE,
+    RankFunction,
     crossings,
     rank_error,
     rank_gradient,
@@ -46,7 +47,6 @@ from sodeep.evaluation import (
     smoothed_gradient,
 )
 from sodeep.generators import draw
-from sodeep.pictures import COLOURS, GREY
 from sodeep.ranks import blackbox_rank, exact_rank, laplace_rank, sigmoid_rank, straight_through
 
 ORDINARY, MULTI_SCALE = "ordinary", "multi-scale"
@@ -80,7 +80,7 @@ class Point:
 
     family: str
     setting: str
-    rank_fn: RankFn
+    rank_fn: RankFunction
     figures: dict[tuple[str, int], Figures] = field(default_factory=dict)
 
     @property
@@ -102,7 +102,7 @@ class Figures(NamedTuple):
     cosine: float
 
 
-def per_spread(rank_fn: Callable[[Tensor], Tensor]) -> RankFn:
+def per_spread(rank_fn: Callable[[Tensor], Tensor]) -> RankFunction:
     """`rank_fn` on each list over its standard deviation, for functions whose setting is on an absolute scale."""
 
     def ranks(scores: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ def per_spread(rank_fn: Callable[[Tensor], Tensor]) -> RankFn:
     return ranks
 
 
-def blackbox(move: float) -> RankFn:
+def blackbox(move: float) -> RankFunction:
     """`blackbox_rank` whose lam shifts an item by about `move` standard deviations when its rank is off by n / 2.
 
     The loss is the mean of (rank off / n)^2, so its gradient is 2 (rank off) / n^3.
@@ -122,7 +122,7 @@ def blackbox(move: float) -> RankFn:
 
 def rank_functions(files: Sequence[Path]) -> list[Point]:
     """Every function at every setting, smooth to sharp within a family; the sorters last."""
-    smooth: dict[str, Callable[[float], RankFn]] = {
+    smooth: dict[str, Callable[[float], RankFunction]] = {
         "laplace": lambda k: relative(laplace_rank, 1 / k),
         "sigmoid": lambda k: relative(sigmoid_rank, 1 / k),
         "straight-through laplace": lambda k: straight_through(relative(laplace_rank, 1 / k)),
@@ -133,7 +133,7 @@ def rank_functions(files: Sequence[Path]) -> list[Point]:
     if importlib.util.find_spec("torchsort"):
         import torchsort
 
-        def soft(strength: float) -> RankFn:  # its rank 1 is the lowest
+        def soft(strength: float) -> RankFunction:  # its rank 1 is the lowest
             return per_spread(lambda scores: torchsort.soft_rank(-scores, regularization_strength=strength))
 
         points += [Point("torchsort", f"l2 {strength:g}", soft(strength)) for strength in STRENGTHS]
@@ -172,7 +172,7 @@ def draw_lists(kind: str, size: Size) -> Lists:
         errors, start, scores = lists(sodeep.SODEEP2019, size.errors), None, normal
     else:
         errors = lists({kind: 1}, size.errors)
-        start = scale_by_quartiles(lists({kind: 1}, max(1, size.optimized // len(NO_SINGLE_SCALE)), seed=1))
+        start = scale_by_quartiles(lists({kind: 1}, max(1, size.optimized // len(MULTI_SCALE)), seed=1))
         scores = lists({kind: 1}, size.cosines, seed=1)
     return Lists(errors, start, scores, target, smoothed_gradient(scores, target))
 
@@ -186,7 +186,7 @@ def measure(points: Sequence[Point], sizes: Sequence[Size], echo: Callable[[str]
                 f"{point.setting} takes lists of {point.seq_len} only. The Pareto front is drawn at {lengths}."
             )
     for size in sizes:
-        for kind in (ORDINARY, *NO_SINGLE_SCALE):
+        for kind in (ORDINARY, *MULTI_SCALE):
             echo(f"n = {size.n}, {kind}")
             on = draw_lists(kind, size)
             for point in points:
@@ -194,12 +194,12 @@ def measure(points: Sequence[Point], sizes: Sequence[Size], echo: Callable[[str]
                     point.figures[kind, size.n] = figures(point.rank_fn, size, on)
         for point in points:
             if point.takes(size.n):
-                each = [point.figures[kind, size.n] for kind in NO_SINGLE_SCALE]
+                each = [point.figures[kind, size.n] for kind in MULTI_SCALE]
                 point.figures[MULTI_SCALE, size.n] = Figures(*np.mean(each, axis=0).tolist())
 
 
-def figures(rank_fn: RankFn, size: Size, on: Lists) -> Figures:
-    scores = sodeep.climb(rank_fn, n=size.n, lists=size.optimized, start=on.start)
+def figures(rank_fn: RankFunction, size: Size, on: Lists) -> Figures:
+    scores = sodeep.optimization_score(rank_fn, n=size.n, lists=size.optimized, start=on.start)
     gradient = rank_gradient(rank_fn, on.scores, on.target)
     cosine = float(torch.cosine_similarity(gradient, on.smoothed, dim=-1).mean())
     return Figures(rank_error(rank_fn, on.errors), scores[30], scores[100], cosine)
@@ -405,7 +405,7 @@ def _sentence(points: Sequence[Point], sorter: Point, n: int) -> str:
         rival = at_equal_score(points, kind, n, own.score_30)
         return "undefined (none has that score)" if rival is None else f"{own.error / rival.figures.error:.2f}"
 
-    each = ", ".join(f"{kind} {ratio(kind)}" for kind in NO_SINGLE_SCALE)
+    each = ", ".join(f"{kind} {ratio(kind)}" for kind in MULTI_SCALE)
     return (
         f"**{sorter.setting}**, n = {n}: the ratio of its error to that of the best handcrafted rank of equal score is "
         f"{ratio(ORDINARY)} on ordinary lists and {ratio(MULTI_SCALE)} on multi-scale lists ({each})."
@@ -418,7 +418,7 @@ def _rivals(points: Sequence[Point], sizes: Sequence[Size]) -> str:
     rows = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for point in points:
         for size in sizes if point.family == "sorter" else ():
-            for kind in (ORDINARY, MULTI_SCALE, *NO_SINGLE_SCALE):
+            for kind in (ORDINARY, MULTI_SCALE, *MULTI_SCALE):
                 own = point.figures.get((kind, size.n))
                 if own is None:
                     continue

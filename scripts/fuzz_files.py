@@ -39,9 +39,9 @@ from PIL import Image
 
 import sodeep
 from sodeep import compare, training
-from sodeep._sealed import seal
+from sodeep._core.sealed import seal
+from sodeep.datasets._folder import Layout
 from sodeep.tasks import layouts, revisited
-from sodeep.tasks.base import Layout
 
 SECONDS = 5
 MEMORY = 200 * 2**20
@@ -555,7 +555,7 @@ KINDS: dict[str, tuple[Write, Read, Hostile]] = {
     "sorter": (sorter_file, lambda path, folder: sodeep.load_sorter(path), hostile_safetensors("sodeep")),
     "sorter header": (
         sorter_file,
-        lambda path, folder: sodeep.checkpoint.read_header(path),
+        lambda path, folder: sodeep.checkpoint.format.read_header(path),
         hostile_safetensors("sodeep"),
     ),
     "old sorter": (old_sorter_file, lambda path, folder: sodeep.load_sorter(path), hostile_safetensors("sodeep")),

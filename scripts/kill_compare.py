@@ -63,7 +63,7 @@ def start(kill_at: int | None = None, kill_after: float | None = None) -> bool:
 def _command(kill_at: int | None) -> int:
     """Of the child."""
     from sodeep import compare
-    from sodeep.cli import main
+    from sodeep.cli.group import main
 
     log = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
@@ -128,7 +128,7 @@ def differences(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--files-only", is_flag=True, help="No kills after a time, which differ from machine to machine.")
 def main(kills: int, seed: int, files_only: bool) -> None:
-    for heavy in ("sodeep._report_figures", "sodeep.report", "torch.utils.tensorboard"):  # once, not in every process
+    for heavy in ("sodeep.report.figures", "sodeep.report", "torch.utils.tensorboard"):  # once, not in every process
         importlib.import_module(heavy)
     draw = random.Random(seed)
     begun = time.monotonic()

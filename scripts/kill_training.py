@@ -27,7 +27,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import sodeep
-from sodeep.training import state_path
+from sodeep.training.train import state_path
 
 CONFIG: dict[str, Any] = {"sorter": "mlp", "seq_len": 6, "sorter_config": {"hidden": 8}, "steps": 6, "batch_size": 2}
 ON_FILES = {"open", "write", "flush", "fsync", "replace", "unlink"}

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Write sodeep/layouts.json, from which `sodeep compare --help` lists the layouts of data without importing torch.
+"""Write sodeep/cli/layouts.json, from which `sodeep compare --help` lists the layouts of data without importing torch.
 
 Run it after a change of a layout's text.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 import sodeep
 from sodeep.tasks import TASKS
 
-PATH = Path(sodeep.__file__).with_name("layouts.json")
+PATH = Path(sodeep.__file__).parent / "cli" / "layouts.json"
 
 
 def listed() -> dict[str, dict[str, str]]:

@@ -24,14 +24,14 @@ import torch
 
 import sodeep
 from sodeep import evaluation
-from sodeep.training import state_path
+from sodeep.training.train import state_path
 
 RECIPES = {
     "set": sodeep.TrainConfig(sorter="set"),
     "lstm": sodeep.TrainConfig(
         sorter="lstm", seq_len=100, sorter_config={"head": "item"}, distributions=sodeep.SODEEP2019
     ),
-    "cnn": sodeep.TrainConfig(sorter="cnn", seq_len=100, gradient_share=0.125, distributions=sodeep.SODEEP2019),
+    "cnn": sodeep.TrainConfig(sorter="cnn", seq_len=100, gradient_fraction=0.125, distributions=sodeep.SODEEP2019),
     "gru": sodeep.TrainConfig(sorter="gru", sorter_config={"head": "item"}, steps=40_000, batch_size=256, max_time=120),
 }
 """Everything that is not said here is the default of `TrainConfig`."""
@@ -88,7 +88,7 @@ def by_length(results: Iterable[evaluation.Evaluation], lengths: Sequence[int], 
     """Rows of the figures of rank functions: errors at these lengths, then what was measured at n = 100."""
     for r in results:
         errors = [f"{r.errors[n]:.4f}" if n in r.errors else "" for n in lengths]
-        scores = [f"{score:.3f}" for score in r.climb.values()]
+        scores = [f"{score:.3f}" for score in r.optimization_score.values()]
         gradient = [f"{r.agreement:.3f}", f"{r.inversions:.2%}", f"{r.zero_gradient:.1%}", f"{r.bad_gradient:.1%}"]
         yield [f"{bold}{r.name}{bold}", *errors, *scores, *gradient, f"{r.latency_ms:.1f}"]
 
@@ -133,7 +133,7 @@ def readme(cards: Mapping[str, dict[str, Any]]) -> str:
     lengths = sorted({n for r in (*sorters, *baselines) for n in r.errors})
     as_good = {rival.name for rival in map(evaluation.equal_climb, results) if rival}
     rivals = [r for r in baselines if r.name in {f"laplace std/{6.8:g}", *as_good}]
-    scores = [f"score {steps}" for steps in sorters[0].climb]
+    scores = [f"score {steps}" for steps in sorters[0].optimization_score]
     head = [*(f"n = {n:,}" for n in lengths), *scores, "cosine", "inverted", "zero", "not finite", "ms"]
     origin = ["file", "length", "weights", "KiB", "steps", "seed", "made by", "in", "on"]
     measured = "; ".join(dict.fromkeys(card["measured"] for card in cards.values()))

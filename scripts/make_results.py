@@ -23,9 +23,9 @@ from typing import Any
 import click
 import numpy as np
 
-from sodeep.compare import read_comparison
-from sodeep.report import draw_figures
-from sodeep.tasks.contenders import contender
+from sodeep.comparison.losses_by_name import loss_by_name
+from sodeep.comparison.read import read_comparison
+from sodeep.report.write import draw_figures
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = {
@@ -75,7 +75,7 @@ RESULTS = {
     # how much of the training split there is (the same)
     "train-share": {
         f"{share}": "cross-modal --data $SODEEP_DATA/emoji --epochs 15 --seeds 3 --loss triplet-hard "
-        f"--loss triplet-hard+asp --train-share {share / 100:g}"
+        f"--loss triplet-hard+asp --train-fraction {share / 100:g}"
         for share in (40, 70, 100)
     },
     "contributing": {"": "scripts/count_contributing_pairs.py --data $SODEEP_DATA/emoji"},
@@ -107,7 +107,7 @@ def arguments_of(command: str, root: Path | None) -> tuple[list[str], list[str]]
         if word == "--loss" or (place and words[place - 1] == "--loss"):
             loss = words[place + (word == "--loss")]
             try:
-                contender(loss)
+                loss_by_name(loss)
             except ValueError:
                 left_out += [loss] * (word != "--loss")
                 continue

@@ -1,57 +1,13 @@
-"""The public names: ``sodeep.NAME`` is what is imported here."""
+"""The public names: ``sodeep.NAME`` is what is imported here, all losses among them."""
 
 from sodeep import evaluation, generators, losses, metrics, ranks, training
-from sodeep.checkpoint import SorterCard, import_sodeep2019, list_sorters, load_sorter, save_sorter
-from sodeep.evaluation import climb, rank_error
-from sodeep.export import export_sorter
+from sodeep.checkpoint.export import export_sorter
+from sodeep.checkpoint.format import SorterCard, list_sorters, load_sorter, save_sorter
+from sodeep.checkpoint.sodeep2019 import import_sodeep2019
+from sodeep.evaluation import optimization_score, rank_error
+from sodeep.gather import drop_repeats, gather
 from sodeep.generators import DEFAULT, DISTRIBUTIONS, SODEEP2019
-from sodeep.losses import (
-    ASPLoss,
-    BinLiftedLoss,
-    BinomialDevianceLoss,
-    ContrastiveLoss,
-    CrossModalLoss,
-    EmbeddingLoss,
-    EmbeddingMemory,
-    FastAPLoss,
-    HistogramLoss,
-    LiftedStructureLoss,
-    ListStats,
-    MAPLoss,
-    MultiSimilarityLoss,
-    NCALoss,
-    NPairsLoss,
-    NTXentLoss,
-    QuantizedAPLoss,
-    RecallAtKLoss,
-    RecallLoss,
-    SmoothAPLoss,
-    SpearmanLoss,
-    SpearmanStats,
-    SupAPLoss,
-    TripletLoss,
-    UndefinedListWarning,
-    asp_loss,
-    bin_lifted_loss,
-    binomial_deviance_loss,
-    contrastive_loss,
-    fast_ap_loss,
-    histogram_loss,
-    lifted_structure_loss,
-    map_loss,
-    multi_similarity_loss,
-    n_pairs_loss,
-    nca_loss,
-    nt_xent_loss,
-    pairwise_scores,
-    quantized_ap_loss,
-    recall_at_k_loss,
-    recall_loss,
-    smooth_ap_loss,
-    spearman_loss,
-    sup_ap_loss,
-    triplet_loss,
-)
+from sodeep.losses import *  # noqa: F403
 from sodeep.metrics import (
     UndefinedMetricWarning,
     asp,
@@ -64,106 +20,61 @@ from sodeep.metrics import (
     recall_at_k,
     spearman_corr,
 )
+from sodeep.multistage import multistage_backward
 from sodeep.ranks import blackbox_rank, exact_rank, laplace_rank, sigmoid_rank, straight_through
-from sodeep.refresh import RefreshedSorter, RefreshResult
 from sodeep.samplers import BalancedBatchSampler
-from sodeep.scale import drop_repeats, gather, multistage_backward
-from sodeep.sorters import SORTERS, Sorter, build_sorter
-from sodeep.training import TrainConfig, TrainingInterrupted, TrainResult, train_sorter
-from sodeep.weights import ContributingPairs, contributing_pairs, pair_weights
+from sodeep.sorters import SORTERS, build_sorter
+from sodeep.sorters.base import Sorter
+from sodeep.training.config import TrainConfig
+from sodeep.training.refresh import RefreshedSorter, RefreshResult
+from sodeep.training.run import TrainResult
+from sodeep.training.train import TrainingInterrupted, train_sorter
 
 __all__ = [
     "DEFAULT",
     "DISTRIBUTIONS",
     "SODEEP2019",
     "SORTERS",
-    "ASPLoss",
     "BalancedBatchSampler",
-    "BinLiftedLoss",
-    "BinomialDevianceLoss",
-    "ContrastiveLoss",
-    "ContributingPairs",
-    "CrossModalLoss",
-    "EmbeddingLoss",
-    "EmbeddingMemory",
-    "FastAPLoss",
-    "HistogramLoss",
-    "LiftedStructureLoss",
-    "ListStats",
-    "MAPLoss",
-    "MultiSimilarityLoss",
-    "NCALoss",
-    "NPairsLoss",
-    "NTXentLoss",
-    "QuantizedAPLoss",
-    "RecallAtKLoss",
-    "RecallLoss",
     "RefreshResult",
     "RefreshedSorter",
-    "SmoothAPLoss",
     "Sorter",
     "SorterCard",
-    "SpearmanLoss",
-    "SpearmanStats",
-    "SupAPLoss",
     "TrainConfig",
     "TrainResult",
     "TrainingInterrupted",
-    "TripletLoss",
-    "UndefinedListWarning",
     "UndefinedMetricWarning",
     "asp",
-    "asp_loss",
     "average_precision",
-    "bin_lifted_loss",
-    "binomial_deviance_loss",
     "blackbox_rank",
     "build_sorter",
-    "climb",
-    "contrastive_loss",
-    "contributing_pairs",
     "drop_repeats",
     "evaluation",
     "exact_rank",
     "export_sorter",
-    "fast_ap_loss",
     "gather",
     "generators",
-    "histogram_loss",
     "hit_rate_at_k",
     "import_sodeep2019",
     "laplace_rank",
-    "lifted_structure_loss",
     "list_sorters",
     "load_sorter",
     "losses",
     "map_at_r",
-    "map_loss",
     "median_rank",
     "metrics",
-    "multi_similarity_loss",
     "multistage_backward",
-    "n_pairs_loss",
-    "nca_loss",
-    "nt_xent_loss",
-    "pair_weights",
-    "pairwise_scores",
+    "optimization_score",
     "pmrp",
-    "quantized_ap_loss",
     "r_precision",
     "rank_error",
     "ranks",
     "recall_at_k",
-    "recall_at_k_loss",
-    "recall_loss",
     "save_sorter",
     "sigmoid_rank",
-    "smooth_ap_loss",
     "spearman_corr",
-    "spearman_loss",
     "straight_through",
-    "sup_ap_loss",
     "train_sorter",
     "training",
-    "triplet_loss",
 ]
+__all__ += losses.__all__

@@ -3,7 +3,7 @@
 A small rank error does not make a good loss (a step function has no error and no gradient), so both sides are measured:
 
 * `rank_error` and `inversions`: how far the values are from the exact ranks;
-* `climb`, `gradient_agreement` and `gradient_health`: what the gradient is worth.
+* `optimization_score`, `gradient_agreement` and `gradient_health`: what the gradient is worth.
 
 `evaluate` runs them all, on each distribution and each length, beside the handcrafted ranks.
 """
@@ -21,23 +21,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sodeep._checks import check_at_least, check_finite, check_positive, check_scores
+from sodeep._core.checks import check_at_least, check_finite, check_positive, check_scores
 from sodeep.generators import DISTRIBUTIONS, SODEEP2019, draw
 from sodeep.metrics import spearman_corr
 from sodeep.ranks import apply_rank_fn, exact_rank, laplace_rank, sigmoid_rank
 
-RankFn = Callable[[Tensor], Tensor]
+RankFunction = Callable[[Tensor], Tensor]
 
 LENGTHS = (10, 30, 100, 300, 1000, 10000)
 
-NO_SINGLE_SCALE = ("heavy-tailed", "clusters", "bimodal")
+MULTI_SCALE = ("heavy-tailed", "clusters", "bimodal")
 """Distributions whose lists have no single scale, where one sharpness for the whole list cannot be right."""
 
 TAUS = (0.5, 1 / 3.4, 1 / 6.8, 1 / 10, 1 / 20, 1 / 50)
 """Sharpness of the handcrafted ranks, in standard deviations of the list, from smooth to sharp."""
 
 
-def relative(rank_fn: Callable[..., Tensor], tau: float) -> RankFn:
+def relative(rank_fn: Callable[..., Tensor], tau: float) -> RankFunction:
     """`sigmoid_rank` or `laplace_rank` with a `tau` given in standard deviations of each list.
 
     Example:
@@ -53,7 +53,7 @@ def _relative(rank_fn: Callable[..., Tensor], tau: float, scores: Tensor) -> Ten
     return rank_fn(scores, tau=tau * spread.where(spread > 0, 1.0))
 
 
-def rank_error(rank_fn: RankFn, scores: Tensor) -> float:
+def rank_error(rank_fn: RankFunction, scores: Tensor) -> float:
     """Mean of |rank_fn(scores) - exact_rank(scores)| / n over all items of all lists.
 
     Args:
@@ -76,7 +76,7 @@ def rank_error(rank_fn: RankFn, scores: Tensor) -> float:
     return float(error.double().abs().mean()) / scores.shape[-1]
 
 
-def inversions(rank_fn: RankFn, scores: Tensor) -> float:
+def inversions(rank_fn: RankFunction, scores: Tensor) -> float:
     """Share of the pairs of neighbours in the exact order whose higher score gets the worse rank (0 is monotone).
 
     Tied neighbours do not count.
@@ -95,20 +95,20 @@ def inversions(rank_fn: RankFn, scores: Tensor) -> float:
     return float(wrong.sum()) / max(int(strict.sum()), 1)
 
 
-def _rank_loss(rank_fn: RankFn, scores: Tensor, target: Tensor) -> Tensor:
+def _rank_loss(rank_fn: RankFunction, scores: Tensor, target: Tensor) -> Tensor:
     """Sum over the lists of the squared error of rank / n: what a Spearman loss descends."""
     return ((apply_rank_fn(rank_fn, scores) - target) / scores.shape[-1]).square().mean(-1).sum()
 
 
-def climb(
-    rank_fn: RankFn,
+def optimization_score(
+    rank_fn: RankFunction,
     *,
     n: int = 100,
     steps: Sequence[int] = (30, 100),
     lists: int = 48,
     lr: float = 0.05,
     seed: int = 0,
-    start: Tensor | None = None,
+    init: Tensor | None = None,
 ) -> dict[int, float]:
     """What a rank function is worth as a loss: how fast free scores climb to a target order.
 
@@ -123,33 +123,33 @@ def climb(
         lr: learning rate of Adam, which is about how far a score moves in a step: `start` should have the scale that
             it is meant for.
         seed: of the start and the target.
-        start: (lists, n), where the scores start instead, on the scale that `lr` is meant for (see
+        init: (lists, n), where the scores start instead, on the scale that `lr` is meant for (see
             `scale_by_quartiles`); `n` and `lists` are then read from it.
 
     Returns:
-        ``{step: mean Spearman}``; 1 is best. The start is near 0.
+        ``{step: mean Spearman}``; 1 is best. The init is near 0.
 
     Raises:
         TypeError, ValueError: `start` is no float tensor (lists, n); other values out of range.
 
     Example:
-        >>> result = climb(laplace_rank, lists=16)
+        >>> result = optimization_score(laplace_rank, lists=16)
         >>> result[30] > 0.8, result[100] > 0.98
         (True, True)
     """
-    if start is not None:
-        check_scores(start, "start")
-        if start.ndim != 2:
-            raise ValueError(f"`start` must have shape (lists, n), got {tuple(start.shape)}. Give each list a row.")
-        check_finite(start, name="start", remedy="Leave such lists out.")
-        lists, n = start.shape
+    if init is not None:
+        check_scores(init, "init")
+        if init.ndim != 2:
+            raise ValueError(f"`start` must have shape (lists, n), got {tuple(init.shape)}. Give each list a row.")
+        check_finite(init, name="init", remedy="Leave such lists out.")
+        lists, n = init.shape
     check_at_least(n, 2, "n")
     check_at_least(lists, 1, "lists")
     check_positive(lr, "lr")
     generator = torch.Generator().manual_seed(check_at_least(seed, 0, "seed"))
     device = _device_of(rank_fn)
-    start = torch.randn(lists, n, generator=generator) if start is None else start
-    scores = start.detach().clone().to(device).requires_grad_()
+    init = torch.randn(lists, n, generator=generator) if init is None else init
+    scores = init.detach().clone().to(device).requires_grad_()
     goal = torch.randn(lists, n, generator=generator).to(device)
     target = exact_rank(goal)
     optimizer = torch.optim.Adam([scores], lr=lr)
@@ -171,7 +171,7 @@ def climb(
 
 
 def scale_by_quartiles(scores: Tensor) -> Tensor:
-    """Each list shifted and scaled to the median and the interquartile range of N(0, 1): a start for `climb`.
+    """Each list shifted and scaled to the median and the interquartile range of N(0, 1): a start for `optimization_score`.
 
     A climb moves a score by about `lr` a step, so the scale of a list decides how long it stays what it was. The
     standard deviation is a poor measure of that scale where a list has no single one: of a heavy-tailed list it is that
@@ -200,7 +200,7 @@ _UPPER_QUARTILE = 0.6744897501960817
 """Of N(0, 1)."""
 
 
-def rank_gradient(rank_fn: RankFn, scores: Tensor, target: Tensor) -> Tensor:
+def rank_gradient(rank_fn: RankFunction, scores: Tensor, target: Tensor) -> Tensor:
     """Gradient of the squared error of rank / n: what a rank function gives a loss to work with.
 
     Args:
@@ -238,7 +238,7 @@ def smoothed_gradient(scores: Tensor, target: Tensor, noise: float = 0.1) -> Ten
     return _gradient(loss, scores)
 
 
-def gradient_agreement(rank_fn: RankFn, scores: Tensor, target: Tensor, noise: float = 0.1) -> float:
+def gradient_agreement(rank_fn: RankFunction, scores: Tensor, target: Tensor, noise: float = 0.1) -> float:
     """Mean cosine between the gradient of the rank loss and `smoothed_gradient`.
 
     Args:
@@ -255,7 +255,7 @@ def gradient_agreement(rank_fn: RankFn, scores: Tensor, target: Tensor, noise: f
     return float(torch.cosine_similarity(got, smoothed_gradient(scores, target, noise), dim=-1).mean())
 
 
-def gradient_health(rank_fn: RankFn, scores: Tensor, target: Tensor) -> tuple[float, float]:
+def gradient_health(rank_fn: RankFunction, scores: Tensor, target: Tensor) -> tuple[float, float]:
     """Shares of the entries of the rank loss' gradient that are exactly zero, and that are not finite."""
     grad = rank_gradient(rank_fn, scores, target)
     return float((grad == 0).double().mean()), float((~grad.isfinite()).double().mean())
@@ -267,7 +267,7 @@ def _gradient(function: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
     return gradient
 
 
-def latency(rank_fn: RankFn, *, batch: int = 256, n: int = 100, rounds: int = 15) -> float:
+def latency(rank_fn: RankFunction, *, batch: int = 256, n: int = 100, rounds: int = 15) -> float:
     """Median milliseconds of a forward and backward pass on (batch, n) scores, on the device of `rank_fn`."""
     scores = torch.randn(batch, n, generator=torch.Generator().manual_seed(0)).to(_device_of(rank_fn))
     target = exact_rank(scores.flip(-1))
@@ -281,13 +281,13 @@ def latency(rank_fn: RankFn, *, batch: int = 256, n: int = 100, rounds: int = 15
     return 1e3 * sorted(times[1:])[rounds // 2]  # the first call warms up
 
 
-def _device_of(rank_fn: RankFn) -> torch.device:
+def _device_of(rank_fn: RankFunction) -> torch.device:
     weights: Iterable[Tensor] = getattr(rank_fn, "parameters", tuple)()
     return next((weight.device for weight in weights), torch.device("cpu"))
 
 
 @dataclass
-class Evaluation:
+class RankFunctionReport:
     """Figures of one rank function; the fields are what `evaluate` documents."""
 
     name: str
@@ -297,7 +297,7 @@ class Evaluation:
     agreement: float = math.nan
     zero_gradient: float = math.nan
     bad_gradient: float = math.nan
-    climb: dict[int, float] = field(default_factory=dict)
+    optimization_score: dict[int, float] = field(default_factory=dict)
     latency_ms: float = math.nan
 
     def to_dict(self) -> dict[str, object]:
@@ -305,14 +305,14 @@ class Evaluation:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Evaluation:
+    def from_dict(cls, values: Mapping[str, Any]) -> RankFunctionReport:
         """Back from `to_dict`, through JSON or not."""
-        whole = {name: {int(k): v for k, v in values[name].items()} for name in ("errors", "climb")}
+        whole = {name: {int(k): v for k, v in values[name].items()} for name in ("errors", "optimization_score")}
         return cls(**{**values, **whole})
 
 
 def evaluate(
-    rank_fn: RankFn,
+    rank_fn: RankFunction,
     name: str = "",
     *,
     lengths: Sequence[int] = LENGTHS,
@@ -322,7 +322,7 @@ def evaluate(
     distributions: Sequence[str] = tuple(DISTRIBUTIONS),
     seed: int = 1234,
     on_progress: Callable[[float], None] | None = None,
-) -> Evaluation:
+) -> RankFunctionReport:
     """Measure a rank function on both sides, values and gradients.
 
     Args:
@@ -337,9 +337,9 @@ def evaluate(
         on_progress: called now and then with the share of the work that is done.
 
     Returns:
-        `Evaluation`: `errors` {length: mean |rank error| / n on the mixture}, `by_distribution` {name: the same at n},
+        `RankFunctionReport`: `errors` {length: mean |rank error| / n on the mixture}, `by_distribution` {name: the same at n},
         `inversions`, `agreement` with the smoothed exact gradient, `zero_gradient` and `bad_gradient` shares,
-        `climb` {steps: Spearman}, `latency_ms` of forward + backward at (256, n).
+        `optimization_score` {steps: Spearman}, `latency_ms` of forward + backward at (256, n).
     """
     seed = check_at_least(seed, 0, "seed")
     device = _device_of(rank_fn)
@@ -361,7 +361,7 @@ def evaluate(
         if on_progress is not None:
             on_progress(done / total)
 
-    result = Evaluation(name)
+    result = RankFunctionReport(name)
     for length in lengths:
         result.errors[length] = rank_error(rank_fn, lists_of(mixture, length))
         passed(length * count(length))
@@ -375,7 +375,7 @@ def evaluate(
     target = exact_rank(torch.randn(64, n, generator=generator).to(device))
     result.agreement = gradient_agreement(rank_fn, scores, target)
     result.zero_gradient, result.bad_gradient = gradient_health(rank_fn, scores, target)
-    result.climb = climb(rank_fn, n=n)
+    result.optimization_score = optimization_score(rank_fn, n=n)
     passed(climbing)
     result.latency_ms = latency(rank_fn, n=n)
     passed(timing)
@@ -387,14 +387,14 @@ LONGEST_QUADRATIC = 1000
 
 
 def evaluate_all(
-    rank_fns: Mapping[str, RankFn],
+    rank_fns: Mapping[str, RankFunction],
     *,
     lengths: Sequence[int] = LENGTHS,
     n: int = 100,
     lists: int = 256,
     seed: int = 1234,
     on_progress: Callable[[float], None] | None = None,
-) -> list[Evaluation]:
+) -> list[RankFunctionReport]:
     """`evaluate` for rank functions by name, such as those of `handcrafted`, on the same lists.
 
     Args:
@@ -411,7 +411,7 @@ def evaluate_all(
         ['laplace', 'sharp']
     """
     cost = {name: latency(rank_fn, batch=16, n=n, rounds=1) for name, rank_fn in rank_fns.items()}
-    results: list[Evaluation] = []
+    results: list[RankFunctionReport] = []
     for name, rank_fn in rank_fns.items():
         before = sum(cost[result.name] for result in results)
 
@@ -435,21 +435,21 @@ class KeyFigures:
     Attributes:
         n: length of the lists.
         error: mean |rank error| / n on the mixture of 2019.
-        climb: {steps: Spearman}, see `climb`.
+        climb: {steps: Spearman}, see `optimization_score`.
         laplace_error: the error of `laplace_rank` on the same lists.
-        laplace_climb: its Spearman after the same steps.
+        laplace_optimization_score: its Spearman after the same steps.
     """
 
     n: int
     error: float
-    climb: dict[int, float]
+    optimization_score: dict[int, float]
     laplace_error: float
-    laplace_climb: dict[int, float]
+    laplace_optimization_score: dict[int, float]
 
     def __str__(self) -> str:
         published = f"; the handcrafted sorter released in 2019: {PUBLISHED_2019:.4f}" if self.n == 100 else ""
-        reached = ", ".join(f"{rho:.3f} after {step} steps" for step, rho in self.climb.items())
-        beside = ", ".join(f"{rho:.3f}" for rho in self.laplace_climb.values())
+        reached = ", ".join(f"{rho:.3f} after {step} steps" for step, rho in self.optimization_score.items())
+        beside = ", ".join(f"{rho:.3f}" for rho in self.laplace_optimization_score.values())
         return (
             f"On the mixture of SoDeep 2019, n = {self.n}: error {self.error:.4f} "
             f"(laplace_rank: {self.laplace_error:.4f}{published})\n"
@@ -457,7 +457,7 @@ class KeyFigures:
         )
 
 
-def key_figures(rank_fn: RankFn, n: int = 100, *, lists: int = 1000, seed: int = 1234) -> KeyFigures:
+def key_figures(rank_fn: RankFunction, n: int = 100, *, lists: int = 1000, seed: int = 1234) -> KeyFigures:
     """The figures that ``sodeep train-sorter`` ends with; `evaluate` has all.
 
     Args:
@@ -475,32 +475,36 @@ def key_figures(rank_fn: RankFn, n: int = 100, *, lists: int = 1000, seed: int =
     return KeyFigures(
         n=n,
         error=rank_error(rank_fn, scores.to(_device_of(rank_fn))),
-        climb=climb(rank_fn, n=n),
+        optimization_score=optimization_score(rank_fn, n=n),
         laplace_error=rank_error(laplace_rank, scores),
-        laplace_climb=climb(laplace_rank, n=n),
+        laplace_optimization_score=optimization_score(laplace_rank, n=n),
     )
 
 
-def seconds_for_key_figures(rank_fn: RankFn, n: int = 100) -> float:
+def seconds_for_key_figures(rank_fn: RankFunction, n: int = 100) -> float:
     """About how long `key_figures` will take: a hundred passes forward and backward, and some twenty forward."""
     return 0.11 * latency(rank_fn, batch=48, n=n, rounds=1)
 
 
-def handcrafted(taus: Sequence[float] = TAUS) -> dict[str, RankFn]:
+def handcrafted(taus: Sequence[float] = TAUS) -> dict[str, RankFunction]:
     """The rank functions to beat: sigmoid and Laplace at each sharpness, smooth to sharp."""
     functions: dict[str, Callable[..., Tensor]] = {"sigmoid": sigmoid_rank, "laplace": laplace_rank}
     return {f"{name} std/{1 / tau:g}": relative(function, tau) for name, function in functions.items() for tau in taus}
 
 
-def equal_climb(results: Sequence[Evaluation]) -> Evaluation | None:
+def comparable_rank(results: Sequence[RankFunctionReport]) -> RankFunctionReport | None:
     """Of the handcrafted ranks (all but the first), the one of the smallest error that climbs at least as well.
 
     A sharper handcrafted rank always has a smaller error, and a smaller climb: this is its best sharpness for a fair
     comparison with the first. None when none climbs as well.
     """
     first, *others = results
-    step = min(first.climb)
-    able = [r for r in others if r.climb[step] >= first.climb[step] and r.name.startswith("laplace")]
+    step = min(first.optimization_score)
+    able = [
+        r
+        for r in others
+        if r.optimization_score[step] >= first.optimization_score[step] and r.name.startswith("laplace")
+    ]
     return min(able, key=lambda r: min(r.errors.values()), default=None)
 
 
@@ -523,10 +527,10 @@ def crossings(values: Sequence[float], level: float) -> list[float]:
     return list(dict.fromkeys(found))  # a point of the line that is met belongs to two pieces of it
 
 
-def report(results: Sequence[Evaluation], n: int) -> str:
+def format_table(results: Sequence[RankFunctionReport], n: int) -> str:
     """The figures of some rank functions as text tables, the first one being the sorter in question."""
     lengths = list(dict.fromkeys(length for r in results for length in r.errors))
-    steps = list(results[0].climb)
+    steps = list(results[0].optimization_score)
     head = [
         f"mean |rank error| / n on the 2019 mixture by length; the other columns at n = {n}",
         _row(
@@ -536,7 +540,7 @@ def report(results: Sequence[Evaluation], n: int) -> str:
     ]
     for r in results:
         cells = [f"{r.errors[k]:.4f}" if k in r.errors else "-" for k in lengths]
-        cells += [f"{r.climb[s]:.3f}" for s in steps]
+        cells += [f"{r.optimization_score[s]:.3f}" for s in steps]
         cells += [f"{r.agreement:.3f}", f"{r.inversions:.2%}", f"{r.zero_gradient:.1%}", f"{r.bad_gradient:.1%}"]
         head.append(_row(r.name, [*cells, f"{r.latency_ms:.1f}"]))
     head += [
@@ -545,13 +549,13 @@ def report(results: Sequence[Evaluation], n: int) -> str:
         "inverted: neighbours in the wrong order; zero, bad: gradient entries; ms: forward + backward of 256 lists",
     ]
     shown = [results[0], *(r for r in results[1:] if r.name == f"laplace std/{6.8:g}")]
-    rival = equal_climb(results) if len(results) > 1 else None
+    rival = comparable_rank(results) if len(results) > 1 else None
     if rival is not None and rival not in shown:
         shown.append(rival)
     names = [f"{r.name} (equal climb)" if r is rival else r.name for r in shown]
     head += ["", f"mean |rank error| / n by distribution, n = {n}", _row("", names, 30)]
     for distribution in results[0].by_distribution:
-        mark = " *" if distribution in NO_SINGLE_SCALE else ""
+        mark = " *" if distribution in MULTI_SCALE else ""
         head.append(_row(distribution + mark, [f"{r.by_distribution[distribution]:.4f}" for r in shown], 30))
     return "\n".join([*head, "* lists with no single scale"])
 

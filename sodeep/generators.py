@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from sodeep._arrays import read_npy
-from sodeep._checks import check_at_least, check_choice, describe, is_number, user_path
+from sodeep._core.arrays import read_npy
+from sodeep._core.checks import check_at_least, check_choice, describe, is_number, user_path
 
 Distribution: TypeAlias = Callable[[int, int, Generator], Tensor]
 

@@ -35,6 +35,7 @@ Example:
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -42,7 +43,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sodeep._checks import (
+from sodeep._core.checks import (
     check_at_least,
     check_choice,
     check_device,
@@ -53,17 +54,14 @@ from sodeep._checks import (
     describe,
     readable,
 )
-from sodeep._lists import check_target, of_one_item, prepare, warn_of_outputs
-from sodeep._precision import full_precision, wide_dtype, working_dtype
-from sodeep._sort import ascending, ordered_floats
+from sodeep._core.lists import as_relevance, check_target, of_one_item, prepare, warn_of_outputs
+from sodeep._core.precision import full_precision, wide_dtype, working_dtype
+from sodeep._core.sort import ascending, ordered_floats
 from sodeep.ranks import exact_rank
 
 
 class UndefinedMetricWarning(UserWarning):
     """A metric is NaN for some lists."""
-
-
-# ---- agreement of two orders -----------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -132,9 +130,6 @@ def asp(scores: Tensor, semantic: Tensor, where: Tensor | None = None, *, chunk_
         return ratio.masked_fill(~real, 0).sum(-1) / real.sum(-1)
 
     return _compare_orders(mean_ratio, "asp", "semantic", "an item", scores, semantic, where, chunk_size)
-
-
-# ---- retrieval -------------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -391,9 +386,6 @@ def pmrp(
     return _finish(values, "pmrp", "a plausible match", scores, other="")
 
 
-# ---- what they share -------------------------------------------------------------------------------------------------
-
-
 class _Order(NamedTuple):
     """The items of each list, best first; masked ones last. Counts are whole numbers, (rows, N) or (rows,)."""
 
@@ -545,3 +537,57 @@ def _compare_orders(
     n = scores.shape[-1]
     rows = (x.reshape(-1, n) for x in (scores, ordered_floats(other), real))
     return _finish(_in_chunks(metric, chunk_size, *rows), name, needs, scores, other_name)
+
+
+@torch.no_grad()
+def trapezoidal_ap(scores: Tensor, relevant: Tensor, where: Tensor | None = None) -> Tensor:
+    """Average precision as the Oxford and Paris benchmarks take it: the area under the curve, by trapezoids.
+
+    The precision at a relevant item is the mean of that just above it and that at it:
+    AP = 1/R * sum over relevant i of ((h_i - 1)/(r_i - 1) + h_i/r_i)/2, with r_i the rank of i among the items that
+    count and h_i the relevant ones at or above it; 0/0 counts as 1. It differs from `sodeep.metrics.average_precision`,
+    and published figures of these benchmarks are this one. A group of tied items is one trapezoid, whatever the order
+    in it; the published code, which has no ties in mind, takes them in the order in which they stand.
+
+    Args:
+        scores: (..., N), floating point, higher = better.
+        relevant: (..., N), boolean.
+        where: (..., N), boolean, True = an item that counts: the benchmarks' junk images are False.
+
+    Returns:
+        (...), in [0, 1], float64 for float64 scores and float32 otherwise. NaN for a list without a relevant item.
+
+    Raises:
+        TypeError: `scores` are not floating point, or `where` is not boolean.
+        ValueError: shapes differ, or an item that counts is NaN or infinite.
+
+    Example:
+        >>> scores = torch.tensor([3.0, 2.0, 1.0])
+        >>> trapezoidal_ap(scores, torch.tensor([False, True, True]))  # ((0/1 + 1/2)/2 + (1/2 + 2/3)/2) / 2
+        tensor(0.4167)
+    """
+    check_scores(scores)
+    real = check_where(where, scores)
+    if real is None:
+        real = torch.ones_like(scores, dtype=torch.bool)
+    check_finite(scores, real)
+    relevant = as_relevance(relevant, scores) & real
+    wide = scores.masked_fill(~real, -math.inf).to(torch.float64)
+    values, order = wide.sort(dim=-1, descending=True)
+    seen = real.gather(-1, order).cumsum(-1)
+    hits = relevant.gather(-1, order).cumsum(-1)
+
+    new = torch.ones_like(real)
+    new[..., 1:] = values[..., 1:] != values[..., :-1]
+    last = new.roll(-1, -1)  # the last item of a group of ties stands before the first of the next
+    position = torch.arange(scores.shape[-1], device=scores.device).expand(scores.shape)
+    start = position.masked_fill(~new, 0).cummax(-1).values
+    # counts above the group: those at the item before its first
+    above, hits_above = (
+        torch.cat([count.new_zeros(*count.shape[:-1], 1), count], -1).gather(-1, start) for count in (seen, hits)
+    )
+    before = torch.where(above > 0, hits_above / above.clamp(min=1).double(), 1.0)
+    at = hits / seen.clamp(min=1).double()
+    area = ((hits - hits_above) * (before + at) / 2).masked_fill(~last, 0).sum(-1)
+    ap = area / hits[..., -1]  # 0 / 0 = NaN
+    return ap.to(torch.float64 if scores.dtype == torch.float64 else torch.float32)

@@ -29,8 +29,8 @@ from __future__ import annotations
 import inspect
 import warnings
 import weakref
-from collections.abc import Callable, Container, Iterator
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Container
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -38,25 +38,19 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
-from sodeep._checks import (
-    check_device,
+from sodeep._core.checks import (
     check_finite,
     check_positive,
     check_scores,
     check_where,
-    compiling,
     describe,
     in_forward_mode,
-    ordinary,
     readable,
     traces_no_gradient,
 )
-from sodeep._precision import full_precision, working_dtype
-from sodeep._sort import ascending
-
-SPREAD_PER_TAU = 6.8
-"""``tau=None`` is the standard deviation of the list over this: ranks stay within about 1 % of exact, gradients
-smooth."""
+from sodeep._core.precision import full_precision, working_dtype
+from sodeep._core.soft_ranks import SPREAD_PER_TAU, Laplace, Sigmoid, _NarrowLaplace, clear, measure, sink, soft_rank
+from sodeep._core.sort import ascending
 
 BLACKBOX_STEP = 0.25
 """``lam=None`` moves the scores by this many of their standard deviations, in the root mean square over the list.
@@ -137,7 +131,7 @@ def sigmoid_rank(scores: Tensor, tau: float | Tensor | None = None, where: Tenso
     check_scores(scores)
     where = check_where(where, scores)
     x = scores.to(working_dtype(scores))
-    return _soft_rank(_Sigmoid, x, _measure(x, tau, where), where)
+    return soft_rank(Sigmoid, x, measure(x, tau, where), where)
 
 
 @full_precision
@@ -177,8 +171,8 @@ def laplace_rank(scores: Tensor, tau: float | Tensor | None = None, where: Tenso
     check_scores(scores)
     where = check_where(where, scores)
     x = scores.to(working_dtype(scores))
-    width = _measure(x, tau, where)
-    return _soft_rank(_NarrowLaplace if width.narrow else _Laplace, x, width, where)
+    width = measure(x, tau, where)
+    return soft_rank(_NarrowLaplace if width.narrow else Laplace, x, width, where)
 
 
 @full_precision
@@ -383,7 +377,7 @@ def _takes_where(rank_fn: Callable[..., Any]) -> bool:
 def _average_rank(x: Tensor, where: Tensor | None) -> Tensor:
     """Exact descending ranks of `x` (..., n) with ties averaged; 0 at masked items."""
     n = x.shape[-1]
-    y, order = ascending(_sink(x, where))
+    y, order = ascending(sink(x, where))
     position = torch.arange(n, device=x.device)
     step = y[..., 1:] != y[..., :-1]
     if x.device.type == "cpu" and readable(x) and bool(step.all()):
@@ -397,329 +391,8 @@ def _average_rank(x: Tensor, where: Tensor | None) -> Tensor:
         middle = (first + (n - 1 - last)).to(x.dtype) / 2
     ranks = x.scatter(-1, order, n - middle)
     if not readable(x):
-        ranks = ranks + (0 * _clear(x, where)).sum(-1, keepdim=True)  # NaN for a list with NaN or infinity
-    return _clear(ranks, where)
-
-
-def _sink(x: Tensor, where: Tensor | None) -> Tensor:
-    """`x` with its masked items at -inf: below every real item, they add exactly 0 to its rank, exact or soft."""
-    return x if where is None else x.masked_fill(~where, -torch.inf)
-
-
-def _clear(x: Tensor, where: Tensor | None) -> Tensor:
-    """`x` with its masked items at 0, whatever they held."""
-    return x if where is None else x.masked_fill(~where, 0)
-
-
-class _Width(NamedTuple):
-    """How lists lie on the axis of scores: (..., 1) each, in float64."""
-
-    tau: Tensor
-    middle: Tensor
-    """Halfway between the extreme scores."""
-    narrow: bool
-    """Whether every list is known to span less than `_WIDEST` tau."""
-
-
-_WIDEST = 1300.0
-"""exp(±650), and the sum of ten million of them, lie inside the range of float64."""
-
-
-def _measure(x: Tensor, tau: float | Tensor | None, where: Tensor | None) -> _Width:
-    """The width of each list. One number is read, the widest list in tau: it shows NaN and infinity as well."""
-    x = x.detach()
-    low, high = x, x
-    count: Any = x.shape[-1]
-    if where is not None:
-        count = where.sum(-1, keepdim=True, dtype=torch.float64)
-        empty = count == 0
-        low, high = x.masked_fill(~where, torch.inf), x.masked_fill(~where, -torch.inf)
-    low, high = low.amin(-1, keepdim=True), high.amax(-1, keepdim=True).double()
-    if where is not None:
-        low, high, count = low.masked_fill(empty, 0), high.masked_fill(empty, 0), count.masked_fill(empty, 1)
-    span = high - low
-    if tau is None:
-        wide = _clear(x, where).double()
-        mean = wide.sum(-1, keepdim=True).div_(count)
-        # over the span: no square leaves the range of float64
-        deviation = _clear((wide - mean).div_(span), where)
-        width = torch.linalg.vector_norm(deviation, dim=-1, keepdim=True).mul_(span).div_(count**0.5 * SPREAD_PER_TAU)
-        width.masked_fill_(span == 0, 1)  # equal scores are equal at any width
-    elif isinstance(tau, Tensor):
-        width = _check_tau(tau, x).double()
-    else:
-        width = torch.full_like(span, check_positive(tau, "tau"))
-    if not readable(x):
-        return _Width(width + 0 * span, high, False)  # NaN for a list with NaN or infinity
-    widest = float((span / width).max()) if span.numel() else 0.0
-    if not widest < torch.inf:
-        check_finite(x, where)
-    return _Width(width, span.div_(2).add_(low), widest < _WIDEST)
-
-
-def _check_tau(tau: Tensor, x: Tensor) -> Tensor:
-    """`tau` as (..., 1), one positive number a list."""
-    shape = (*x.shape[:-1], 1)
-    check_device(tau, x, "tau", "scores")
-    try:
-        tau = ordinary(tau.detach().expand(shape))
-    except RuntimeError:
-        raise ValueError(
-            f"`tau` must broadcast to {shape}, one number a list, got {describe(tau)}. "
-            "Its last axis must have one entry: tau.unsqueeze(-1)."
-        ) from None
-    if readable(tau) and not bool(((tau > 0) & (tau < torch.inf)).all()):
-        raise ValueError(f"`tau` must be positive and finite, got a smallest value of {float(tau.min())}.")
-    return tau
-
-
-def _soft_rank(pairs: type[_Pairs], x: Tensor, width: _Width, where: Tensor | None) -> Tensor:
-    """Soft ranks by the comparator `pairs`: 1/2 + Σ_j F((s_j − s_i) / tau), where j = i adds the missing half."""
-    if not readable(x):
-        return _clear(pairs.traced(_sink(x, where), width.tau), where)
-    ranks: Tensor = _SoftRank.apply(x, where, width, pairs)  # type: ignore[no-untyped-call]
-    return ranks
-
-
-class _SoftRank(Function):
-    """Soft ranks by a comparator F. With f = F' the Jacobian is symmetric.
-
-    dr_i/dx_k is f((x_k - x_i) / tau) / tau for i ≠ k, and minus the sum of those on the diagonal.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, where: Tensor | None, width: _Width, pairs: type[_Pairs]) -> Tensor:
-        ranks, *state = pairs.rank(_sink(x, where), width)
-        ctx.pairs = pairs
-        ctx.save_for_backward(x, where, width.tau, *state)
-        return _clear(ranks, where)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
-        # a Function costs as much as several kernels of a short list: only where its own derivative is wanted
-        gradient = _SoftRankGradient.apply if torch.is_grad_enabled() else _SoftRankGradient.value
-        return gradient(g, ctx.pairs, *ctx.saved_tensors), None, None, None
-
-
-class _SoftRankGradient(Function):
-    """The Jacobian of `_SoftRank` times g; differentiable itself, for penalties on the gradient."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, g: Tensor, pairs: type[_Pairs], x: Tensor, where: Tensor | None, tau: Tensor, *state: Tensor
-    ) -> Tensor:
-        ctx.pairs = pairs
-        ctx.save_for_backward(g, x, where, tau, *state)
-        return _SoftRankGradient.value(g, pairs, x, where, tau, *state)
-
-    @staticmethod
-    def value(g: Tensor, pairs: type[_Pairs], x: Tensor, where: Tensor | None, tau: Tensor, *state: Tensor) -> Tensor:
-        return _clear(pairs.gradient(_clear(g, where), _sink(x, where), tau, *state), where)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, h: Tensor) -> Any:
-        g, x, where, tau, *state = ctx.saved_tensors
-        x, g, h = _sink(x, where), _clear(g, where), _clear(h, where)
-        by_g = _clear(ctx.pairs.gradient(h, x, tau, *state), where)
-        by_x = _clear(ctx.pairs.curvature(g, h, x, tau, *state), where)
-        return by_g, None, by_x, None, None, *(None for _ in state)
-
-
-class _Pairs:
-    """A comparator F, with f = F': its sums over all pairs of a list (..., n)."""
-
-    @classmethod
-    def traced(cls, x: Tensor, tau: Tensor) -> Tensor:
-        """1/2 + Σ_j F((x_j − x_i) / tau) in operations that torch differentiates, maps and compiles by itself."""
-        raise NotImplementedError
-
-    @classmethod
-    def rank(cls, x: Tensor, width: _Width) -> tuple[Tensor, ...]:
-        """The same, and then whatever the other two want to be handed again."""
-        raise NotImplementedError
-
-    @classmethod
-    def gradient(cls, g: Tensor, x: Tensor, tau: Tensor, *state: Tensor) -> Tensor:
-        """(Σ_i g_i f_ik − g_k Σ_j f_jk) / tau."""
-        raise NotImplementedError
-
-    @classmethod
-    def curvature(cls, g: Tensor, h: Tensor, x: Tensor, tau: Tensor, *state: Tensor) -> Tensor:
-        """The gradient by x of Σ_k h_k gradient(g)_k, which is −Σ_{i<k} f_ik (g_i − g_k)(h_i − h_k) / tau."""
-        raise NotImplementedError
-
-
-class _Sigmoid(_Pairs):
-    """The sigmoid σ, with f = σ(1 − σ) and f' = f(1 − 2σ).
-
-    σ − 1/2 and f' are odd in the difference and f is even, so each pair is visited once: a tile of the n × n pairs
-    serves its rows and its columns.
-    """
-
-    @classmethod
-    def traced(cls, x: Tensor, tau: Tensor) -> Tensor:
-        x = _above_minus_infinity(x)
-        d = (x.unsqueeze(-2) - x.unsqueeze(-1)) / tau.to(x.dtype).unsqueeze(-1)
-        return d.sigmoid().sum(-1) + 0.5
-
-    @classmethod
-    def rank(cls, x: Tensor, width: _Width) -> tuple[Tensor, ...]:
-        (total,) = cls._sums(x, width.tau, lambda s: s.sub_(0.5), -1)
-        return (((x.shape[-1] + 1) / 2 + total).to(x.dtype),)
-
-    @classmethod
-    def gradient(cls, g: Tensor, x: Tensor, tau: Tensor, *state: Tensor) -> Tensor:
-        density, smooth = cls._sums(x, tau, lambda s: s.addcmul(s, s, value=-1), 1, g)
-        return ((smooth - g * density) / tau).to(g.dtype)
-
-    @classmethod
-    def curvature(cls, g: Tensor, h: Tensor, x: Tensor, tau: Tensor, *state: Tensor) -> Tensor:
-        # by m: Σ_j f'((x_j − x_m) / tau) (g_m − g_j)(h_m − h_j) / tau², the product multiplied out
-        slope, by_g, by_h, by_gh = cls._sums(x, tau, lambda s: s * (1 - s) * (1 - 2 * s), -1, g, h, g * h)
-        return ((g * h * slope - h * by_g - g * by_h + by_gh) / (tau * tau)).to(x.dtype)
-
-    @classmethod
-    def _sums(
-        cls, x: Tensor, tau: Tensor, kernel: Callable[[Tensor], Tensor], sign: int, *weights: Tensor
-    ) -> list[Tensor]:
-        """Σ_j k_ij, then Σ_j k_ij u_j for each u of the weights.
-
-        k_ij = kernel(σ((x_j − x_i) / tau)), which must be odd or even: k_ji = sign · k_ij.
-        """
-        n = x.shape[-1]
-        lists = x.reshape(-1, n)
-        sharpness = (1 / tau).to(x.dtype).clamp(max=torch.finfo(x.dtype).max).reshape(-1, 1, 1)
-        columns = [None, *(u.reshape(-1, n) for u in weights)]
-        sums = [torch.zeros(lists.shape, dtype=torch.float64, device=x.device) for _ in columns]
-        for some, i, j in _tiles(lists):
-            k = lists[some, None, j] - lists[some, i, None]  # (lists, rows, columns)
-            k = kernel(k.mul_(sharpness[some]).sigmoid_())
-            for u, total in zip(columns, sums, strict=True):
-                total[some, i] += (k if u is None else k * u[some, None, j]).sum(-1)
-                if i != j:
-                    total[some, j].add_((k if u is None else k * u[some, i, None]).sum(-2), alpha=sign)
-        return [total.reshape(x.shape) for total in sums]
-
-
-def _tiles(lists: Tensor) -> Iterator[tuple[slice, slice, slice]]:
-    """Lists, rows and columns of tiles on and above the diagonal of the n × n pairs of each list of (B, n)."""
-    batch, n = lists.shape
-    side = _TILE_SIDE[lists.device.type == "cpu"]
-    together = max(1, side**2 // n**2)
-    for first in range(0, batch, together):
-        for top in range(0, n, side):
-            for left in range(top, n, side):
-                yield slice(first, first + together), slice(top, top + side), slice(left, left + side)
-
-
-_TILE_SIDE = {True: 2**9, False: 2**11}
-"""On a CPU a tile that fits its cache, elsewhere one that keeps the device busy."""
-
-
-class _Laplace(_Pairs):
-    """The Laplace cdf, f(d) = exp(−|d|)/2, for any spread.
-
-    In the sorted list each sum over pairs is a sum over the items below, weighted by exp(y_j − y_i), and one over the
-    items above, weighted by exp(y_i − y_j). Both are running sums; here both include the item itself.
-    """
-
-    @classmethod
-    def traced(cls, x: Tensor, tau: Tensor) -> Tensor:
-        y, order = torch.sort(x)
-        y = _above_minus_infinity(y.double())
-        below, above = cls.scanned_sums(y, tau) if compiling() else cls.running_sums(None, y, tau)
-        ranks = torch.arange(x.shape[-1], 0, -1, device=x.device) + (below - above) / 2
-        return torch.zeros_like(x).scatter(-1, order, ranks.to(x.dtype))
-
-    @classmethod
-    def rank(cls, x: Tensor, width: _Width) -> tuple[Tensor, ...]:
-        y, order = ascending(x)
-        place = cls.place(y.double(), width)
-        below, above = cls.running_sums(None, place, width.tau)
-        # counting from the top, and moving half of each tail across: an item just above adds 1/2, not 1
-        position = torch.arange(x.shape[-1], 0, -1, dtype=torch.float64, device=x.device)
-        density = above.add_(below)
-        ranks = below.sub_(density, alpha=0.5).add_(position)  # position + (below - above) / 2
-        return x.scatter(-1, order, ranks.to(x.dtype)), place, order, density
-
-    @classmethod
-    def gradient(cls, g: Tensor, x: Tensor, tau: Tensor, *state: Tensor) -> Tensor:
-        place, order, density = state
-        sorted_g = g.gather(-1, order).double()
-        below, above = cls.running_sums(sorted_g, place, tau)
-        gradient = below.add_(above).addcmul_(sorted_g, density, value=-1).div_(2 * tau)
-        return g.scatter(-1, order, gradient.to(g.dtype))
-
-    @classmethod
-    def curvature(cls, g: Tensor, h: Tensor, x: Tensor, tau: Tensor, *state: Tensor) -> Tensor:
-        # f' = −sign(d) f; by m: −Σ_j f'((x_m − x_j) / tau) (g_m − g_j)(h_m − h_j) / tau²
-        place, order, _ = state
-        g, h = g.gather(-1, order).double(), h.gather(-1, order).double()
-        one, by_g, by_h, by_gh = (
-            below - above for below, above in (cls.running_sums(u, place, tau) for u in (None, g, h, g * h))
-        )
-        curvature = (g * h * one - h * by_g - g * by_h + by_gh) / (2 * tau * tau)
-        return x.scatter(-1, order, curvature.to(x.dtype))
-
-    @classmethod
-    def place(cls, y: Tensor, width: _Width) -> Tensor:
-        """What `running_sums` wants to know of the sorted scores; `y` may be overwritten."""
-        return _above_minus_infinity(y)
-
-    @classmethod
-    def running_sums(cls, u: Tensor | None, place: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
-        """Σ_{j ≤ i} u_j exp((y_j − y_i)/tau) and Σ_{j ≥ i} u_j exp((y_i − y_j)/tau); u None: ones.
-
-        By doubling: a sum over the nearest 2k items is the one over the nearest k, plus the same sum of the item k
-        places away times the decay between the two. Every exponent is at most 0, so nothing overflows or cancels.
-        """
-        below = above = torch.ones_like(place) if u is None else u
-        k = 1
-        while k < place.shape[-1]:
-            decay = ((place[..., :-k] - place[..., k:]) / tau).exp()
-            below = below + pad(decay * below[..., :-k], (k, 0))
-            above = above + pad(decay * above[..., k:], (0, k))
-            k *= 2
-        return below, above
-
-    @classmethod
-    def scanned_sums(cls, place: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
-        """The same with u None, in as many steps whatever n: what torch.compile makes serves all lengths.
-
-        What is left of an item after `_GONE` tau adds nothing to the 1 of the item itself: gaps need not be wider, and
-        the logarithms of the sums stay small enough to be exact to rounding.
-        """
-        along = pad((place.diff(dim=-1) / tau).clamp(max=_GONE), (1, 0)).cumsum(-1)
-        below = along.logcumsumexp(-1) - along
-        above = (-along).flip(-1).logcumsumexp(-1).flip(-1) + along
-        return below.exp(), above.exp()
-
-
-_GONE = 50.0
-"""exp(-50) is below a millionth of the rounding of float64."""
-
-
-class _NarrowLaplace(_Laplace):
-    """The same for lists that span less than `_WIDEST` tau: plain sums of exponentials stay inside float64."""
-
-    @classmethod
-    def place(cls, y: Tensor, width: _Width) -> Tensor:
-        return y.sub_(width.middle).div_(width.tau).exp_()
-
-    @classmethod
-    def running_sums(cls, u: Tensor | None, place: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
-        if u is None:
-            below, above = place.cumsum(-1), place.flip(-1).reciprocal_()
-        else:
-            below, above = (u * place).cumsum_(-1), (u / place).flip(-1)
-        # a running sum from the top, not the total minus the one from below, which would cancel
-        return below.div_(place), above.cumsum_(-1).flip(-1).mul_(place)
-
-
-def _above_minus_infinity(x: Tensor) -> Tensor:
-    """`x` with -inf, where masked items stand, made finite: the difference of two infinities is NaN."""
-    return x.clamp(min=torch.finfo(x.dtype).min)
+        ranks = ranks + (0 * clear(x, where)).sum(-1, keepdim=True)  # NaN for a list with NaN or infinity
+    return clear(ranks, where)
 
 
 class _BlackboxRank(Function):
@@ -740,12 +413,12 @@ class _BlackboxRank(Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         x, where, ranks = ctx.saved_tensors
-        g = _clear(g, where)
+        g = clear(g, where)
         lam = ctx.lam
         if lam is None:
             count = x.shape[-1] if where is None else where.sum(-1, keepdim=True, dtype=torch.float64).clamp(min=1)
             size = torch.linalg.vector_norm(g, dim=-1, keepdim=True, dtype=torch.float64)
-            deviation = SPREAD_PER_TAU * _measure(x, None, where).tau
+            deviation = SPREAD_PER_TAU * measure(x, None, where).tau
             lam = BLACKBOX_STEP * deviation * count**0.5 / size.masked_fill(size == 0, 1)  # without g nothing moves
         moved = _average_rank((x + lam * g).to(x.dtype), where)
         return ((moved - ranks) / lam).to(x.dtype), None, None

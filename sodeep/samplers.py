@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch.utils.data import Sampler
 
-from sodeep._checks import check_at_least, check_choice, describe, is_whole
-from sodeep._labels import as_labels, label_tensor
+from sodeep._core.checks import check_at_least, check_choice, describe, is_whole
+from sodeep._core.labels import as_labels, label_tensor
 
 
 class _Deck:

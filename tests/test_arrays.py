@@ -8,7 +8,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from sodeep._arrays import npz_names, read_npy, read_npz
+from sodeep._core.arrays import npz_names, read_npy, read_npz
 
 ARRAYS = {
     "numbers": np.arange(6.0).reshape(2, 3),

@@ -22,9 +22,11 @@ from torch import Tensor, nn
 
 import sodeep
 from sodeep import checkpoint
-from sodeep._sealed import header_end, seal
-from sodeep.checkpoint import import_sodeep2019, list_sorters, load_sorter, read_header, save_sorter
-from sodeep.sorters import SORTERS, Sorter, build_sorter
+from sodeep._core.sealed import header_end, seal
+from sodeep.checkpoint.format import list_sorters, load_sorter, read_header, save_sorter
+from sodeep.checkpoint.sodeep2019 import import_sodeep2019
+from sodeep.sorters import SORTERS, build_sorter
+from sodeep.sorters.base import Sorter
 
 LENGTH = 40
 SMALL = {

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import sodeep
-from sodeep._checks import (
+from sodeep._core.checks import (
     check_at_least,
     check_bool,
     check_choice,
@@ -210,11 +210,11 @@ def test_refreshed_sorter_takes_numpys_numbers():
 
 
 def compare_and_report():
-    sodeep.compare.compare("toy", ["bce"], out="~/c", seeds=1, epochs=1)
-    assert sodeep.compare.read_runs("~/c")
-    comparison = sodeep.compare.read_comparison("~/c")
-    sodeep.report.write_report(comparison, out="~/r")
-    sodeep.report.write_tensorboard(comparison, [], "~/b")
+    sodeep.comparison.compare.compare("toy", ["bce"], out="~/c", seeds=1, epochs=1)
+    assert sodeep.comparison.runs.read_runs("~/c")
+    comparison = sodeep.comparison.read.read_comparison("~/c")
+    sodeep.report.write.write_report(comparison, out="~/r")
+    sodeep.report.tensorboard.write_tensorboard(comparison, [], "~/b")
     assert {path.name for path in Path("~").expanduser().iterdir()} == {"t.csv", "c", "r", "b"}
 
 
@@ -228,10 +228,10 @@ def compare_and_report():
             sodeep.TrainConfig(steps=1, batch_size=1, lengths=(4, 5)), out="~/s", log_dir=Path("~/log")
         ),
         compare_and_report,
-        lambda: sodeep.tasks.layouts.read_table("~/t.csv"),
+        lambda: sodeep.datasets.memorability.read_table("~/t.csv"),
         lambda: sodeep.tasks.TASKS["memorability"].load("~/t.csv"),
         lambda: sodeep.tasks.TASKS["memorability"].load("~/t.csv", target="x"),
-        lambda: sodeep.tasks.contenders.contender(
+        lambda: sodeep.comparison.losses_by_name.loss_by_name(
             f"spearman:{sodeep.save_sorter('~/s', sodeep.build_sorter('gru-sum')) and '~/s'}"
         ),
     ],
@@ -256,7 +256,7 @@ def test_the_home_folder_may_be_written_as_a_tilde(tmp_path, monkeypatch, use):
         lambda: sodeep.generators.read_scores_file("~/no.csv"),
         lambda: sodeep.train_sorter(sodeep.TrainConfig(scores_file="~/no.csv")),
         lambda: sodeep.train_sorter(out="~/no", resume=True),
-        lambda: sodeep.tasks.revisited.read_revisited("~/no.pkl"),
+        lambda: sodeep.datasets.revisited.read_revisited("~/no.pkl"),
     ],
 )
 def test_the_home_folder_is_where_files_are_missed(tmp_path, monkeypatch, missing):

@@ -9,7 +9,7 @@ import torch
 from click.testing import CliRunner
 
 import sodeep
-from sodeep.cli import main
+from sodeep.cli.group import main
 
 SHORT = ["--steps", "4", "--batch-size", "2", "--distribution", "normal=1", "--quiet"]
 TINY = [*SHORT, "--lengths", "4", "12"]
@@ -86,9 +86,9 @@ def test_mixture_2019(run, tmp_path):
 
 
 def test_progress_is_said_on_stderr(run, trained, monkeypatch):
-    from sodeep import _progress
+    from sodeep._core import progress
 
-    monkeypatch.setattr(_progress, "FIRST", 0.0)
+    monkeypatch.setattr(progress, "FIRST", 0.0)
     result = run("train-sorter", *[a for a in TINY if a != "--quiet"], "--overwrite")
     assert re.search(r"^training set: 25%, about \d+:\d\d left; step 1, loss ", result.stderr, re.MULTILINE)
     result = run("evaluate-sorter", trained, "--lengths", 5, "--lists", 4, "--no-baselines")
@@ -143,7 +143,7 @@ def test_interrupt_and_resume(run, tmp_path, monkeypatch):
             "`lengths` must not be given for the lstm sorter, which is tied to one length of list, got (5, 50).",
         ),
         (
-            ["--sorter", "lstm", "--lengths", *map(str, sodeep.training.LENGTHS)],
+            ["--sorter", "lstm", "--lengths", *map(str, sodeep.training.config.LENGTHS)],
             "--lengths is not for one length of list, here 100.",
         ),
         (["--seq-len", "20", "--lengths", "5", "50"], "`lengths` must not be given beside `seq_len`,"),
@@ -270,7 +270,7 @@ def test_export_sorter(run, trained, tmp_path):
 
 def test_help_says_the_default_lengths(run):
     told = " ".join(run("train-sorter", "--help").output.split())
-    assert "[default: {} {}]".format(*sodeep.training.LENGTHS) in told
+    assert "[default: {} {}]".format(*sodeep.training.config.LENGTHS) in told
 
 
 def test_version(run):

@@ -23,14 +23,18 @@ from click.testing import CliRunner
 from scipy.stats import ttest_rel
 
 import sodeep
-from sodeep import _compare_cli, _progress
 from sodeep import compare as comparing
-from sodeep.cli import main
-from sodeep.compare import Run, compare, read_runs, summarise
-from sodeep.report import text_table, write_report
+from sodeep._core import progress
+from sodeep.cli import compare
+from sodeep.cli.group import main
+from sodeep.comparison.compare import compare
+from sodeep.comparison.losses_by_name import RANKS, LossSpec, loss_by_name
+from sodeep.comparison.runs import Run, read_runs
+from sodeep.comparison.statistics import summarise
+from sodeep.datasets.splits import drawn_split
+from sodeep.report.text import text_table
+from sodeep.report.write import write_report
 from sodeep.tasks import TASKS, Evaluation, Task
-from sodeep.tasks.base import drawn_split
-from sodeep.tasks.contenders import RANKS, Contender, contender
 
 TINY = {"epochs": 1, "seeds": 2}
 
@@ -57,7 +61,7 @@ def test_every_loss_and_seed_is_tuned_and_tested_once(finished):
         for seed in (0, 1):
             own = [run for run in runs if (run.loss, run.seed) == (loss, seed)]
             assert [run.stage for run in own] == ["tuning"] * 4 + ["test"]
-            assert [run.settings for run in own[:4]] == contender(loss).grid(TASKS["memorability"].rates)
+            assert [run.settings for run in own[:4]] == loss_by_name(loss).grid(TASKS["memorability"].rates)
     assert all(run.status == "ok" for run in runs)
     assert [(done, total) for _, done, total in seen] == [(i, 20) for i in range(1, 21)]
 
@@ -399,7 +403,7 @@ def test_another_grid_is_gone_on_with(tmp_path, monkeypatch, dropped):
     grid = [run.settings for run in trainings]
     kept = [settings for settings in grid if (settings == test.settings) != (dropped == "the best")][:3]
     new = [*kept, *[{"lr": 0.0005}] * (4 - len(kept))] if dropped == "the best" else [*kept, {"lr": 0.0005}]
-    monkeypatch.setattr(Contender, "grid", lambda *_: new)
+    monkeypatch.setattr(LossSpec, "grid", lambda *_: new)
     done = trained(monkeypatch)
     runs = compare("memorability", ["mse"], **given)
     trained_now = [settings for _, _, settings in done]
@@ -549,12 +553,12 @@ def test_another_sorter_under_the_same_name_is_not_mixed_in(tmp_path):
 
 def test_other_data_are_not_mixed_in(tmp_path):
     given = {"out": tmp_path, "seeds": 1, "epochs": 1}
-    runs = compare("cross-modal", ["asp"], train_share=0.3, semantic="bleu", **given)
+    runs = compare("cross-modal", ["asp"], train_fraction=0.3, semantic="bleu", **given)
     assert {run.status for run in runs} == {"ok"}
     held = "synthetic shapes (generated, no real data), 0.3 of the training split, semantic scores by bleu"
     assert {run.data for run in runs} == {json.loads((tmp_path / "comparison.json").read_text())["data"]} == {held}
     for options, name in (
-        ({"train_share": 0.3}, held.removesuffix(", semantic scores by bleu")),
+        ({"train_fraction": 0.3}, held.removesuffix(", semantic scores by bleu")),
         ({"semantic": "bleu"}, held.replace(", 0.3 of the training split", "")),
     ):
         another = f"`out` {tmp_path} holds a comparison with data '{held}', not '{name}'."
@@ -798,7 +802,7 @@ def test_what_a_loss_learns_is_trained(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     task = TASKS["memorability"].load()
     for name in ("Shifted", "made"):
-        entry, shifts = contender(f"learned_of_a_test:{name}"), []
+        entry, shifts = loss_by_name(f"learned_of_a_test:{name}"), []
         for _ in range(2):
             torch.manual_seed(0)
             training = comparing._Training(task, entry, {"lr": 0.01}, 1, "cpu")
@@ -1065,7 +1069,7 @@ def test_a_further_task_is_a_class_and_a_line_in_the_table(tmp_path, monkeypatch
 @pytest.fixture(autouse=True)
 def no_progress(monkeypatch):
     """No lines about how far it is, which come by the clock."""
-    monkeypatch.setattr(_progress, "FIRST", math.inf)
+    monkeypatch.setattr(progress, "FIRST", math.inf)
 
 
 def run(*arguments, jobs=1):
@@ -1233,12 +1237,12 @@ def test_mistakes_are_one_message(arguments, expected, tmp_path, monkeypatch):
 
 def told(monkeypatch, terminal=False):
     """A `_Progress` whose clock is set by hand, and what it has said."""
-    monkeypatch.setattr(_progress, "FIRST", 5.0)
+    monkeypatch.setattr(progress, "FIRST", 5.0)
     clock, out, err = [0.0], [], io.StringIO()
     err.isatty = lambda: terminal
     monkeypatch.setattr(sys, "stderr", err)
-    monkeypatch.setattr(_compare_cli.click, "echo", out.append)
-    return _compare_cli._Progress(lambda: clock[0]), clock, out, err
+    monkeypatch.setattr(compare.click, "echo", out.append)
+    return compare._Progress(lambda: clock[0]), clock, out, err
 
 
 PLAN = comparing.Plan(
@@ -1294,20 +1298,20 @@ def test_the_line_on_a_terminal_is_cleared_and_the_cursor_left_alone(monkeypatch
 
 
 def test_a_closed_output_stops_the_command_in_one_line(tmp_path, monkeypatch):
-    echo = _compare_cli.click.echo
+    echo = compare.click.echo
 
     def closed(text, err=False, **options):
         if not err and "seed 0" in text:
             raise BrokenPipeError(errno.EPIPE, "Broken pipe")
         echo(text, err=err, **options)
 
-    monkeypatch.setattr(_compare_cli.click, "echo", closed)
+    monkeypatch.setattr(compare.click, "echo", closed)
     options = ["memorability", "--loss", "mse", "--seeds", 1, "--epochs", 1, "--out", tmp_path]
     result = run(*options)
     expected = "Stopped: the output cannot be written (Broken pipe). What is done is kept in "
     assert (result.exit_code, result.stderr) == (1, f"{expected}{tmp_path}: start again to go on.\n")
     assert len(read_runs(tmp_path)) == 5
-    monkeypatch.setattr(_compare_cli.click, "echo", echo)
+    monkeypatch.setattr(compare.click, "echo", echo)
     assert run(*options).exit_code == 0
 
 
@@ -1331,8 +1335,8 @@ def test_a_log_that_cannot_be_written_leaves_the_old_one(finished, tmp_path, mon
         (board / "memorability").mkdir(parents=True)
         raise OSError(errno.ENOSPC, "No space left on device", str(board / "events"))
 
-    monkeypatch.setattr("sodeep.report.write_tensorboard", full)
-    monkeypatch.setattr("sodeep.report.draw_figures", lambda _: ([], []))
+    monkeypatch.setattr("sodeep.report.tensorboard.write_tensorboard", full)
+    monkeypatch.setattr("sodeep.report.write.draw_figures", lambda _: ([], []))
     result = run("memorability", "--loss", "mse", "--seeds", 2, "--epochs", 1, "--out", out, "--tensorboard")
     assert result.exit_code == 1
     assert re.fullmatch(r"Error: No space left on device: \S+/events\n", result.stderr)

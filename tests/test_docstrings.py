@@ -16,7 +16,7 @@ SHARED = {
 }
 """What the functions of a package share is said once, in the docstring of the package."""
 
-NEEDS_A_FILE = {"sodeep.checkpoint.import_sodeep2019"}
+NEEDS_A_FILE = {"sodeep.checkpoint.sodeep2019.import_sodeep2019"}
 
 
 def public(package: str) -> dict[str, Any]:

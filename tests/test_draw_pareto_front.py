@@ -103,7 +103,12 @@ def test_ordinary_figures_are_those_of_evaluate(front):
     on = front.draw_lists("ordinary", size)
     got = front.figures(sodeep.laplace_rank, size, on)
     card = sodeep.evaluation.evaluate(sodeep.laplace_rank, lengths=(20,), n=20, distributions=("clusters",))
-    assert got == (card.errors[20], card.climb[30], card.climb[100], pytest.approx(card.agreement))
+    assert got == (
+        card.errors[20],
+        card.optimization_score[30],
+        card.optimization_score[100],
+        pytest.approx(card.agreement),
+    )
     on = front.draw_lists("clusters", size)
     assert sodeep.rank_error(sodeep.laplace_rank, on.errors) == card.by_distribution["clusters"]
 

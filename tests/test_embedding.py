@@ -14,10 +14,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from sodeep.losses._common import ListStats, UndefinedListWarning
-from sodeep.losses.embedding import CrossModalLoss, EmbeddingLoss, EmbeddingMemory, pairwise_scores
-from sodeep.losses.pair import NTXentLoss, multi_similarity_loss, nt_xent_loss
-from sodeep.losses.retrieval import smooth_ap_loss
+from sodeep.losses._base import ListStats, UndefinedListWarning
+from sodeep.losses.embedding import CrossModalLoss, EmbeddingLoss
+from sodeep.losses.memory import EmbeddingMemory
+from sodeep.losses.multi_similarity import multi_similarity_loss
+from sodeep.losses.nt_xent import NTXentLoss, nt_xent_loss
+from sodeep.losses.similarity import pairwise_scores
+from sodeep.losses.smooth_ap import smooth_ap_loss
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:

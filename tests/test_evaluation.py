@@ -10,7 +10,7 @@ import torch
 
 import sodeep
 from sodeep import evaluation
-from sodeep.evaluation import climb, gradient_agreement, gradient_health, inversions, rank_error, relative
+from sodeep.evaluation import gradient_agreement, gradient_health, inversions, optimization_score, rank_error, relative
 
 
 def test_rank_error_against_a_loop(generator):
@@ -79,27 +79,25 @@ def test_health():
 
 
 def test_climb_orders_rank_functions_and_repeats():
-    smooth, sharp = (climb(relative(sodeep.laplace_rank, tau), lists=8)[30] for tau in (0.3, 0.01))
+    smooth, sharp = (optimization_score(relative(sodeep.laplace_rank, tau), lists=8)[30] for tau in (0.3, 0.01))
     assert smooth > sharp
-    assert climb(sodeep.laplace_rank, lists=8) == climb(sodeep.laplace_rank, lists=8)
-    assert climb(sodeep.laplace_rank, lists=8, steps=(1, 2)).keys() == {1, 2}
+    assert optimization_score(sodeep.laplace_rank, lists=8) == optimization_score(sodeep.laplace_rank, lists=8)
+    assert optimization_score(sodeep.laplace_rank, lists=8, steps=(1, 2)).keys() == {1, 2}
 
 
 def test_climb_starts_where_it_is_told(generator):
     order = sodeep.exact_rank(torch.randn(3, 20, generator=torch.Generator().manual_seed(5)))  # the target of seed 5
-    start = -order / order.std(-1, keepdim=True)
-    kept = start.clone()
-    assert climb(sodeep.laplace_rank, start=start, steps=(1,), lr=1e-6, seed=5) == {1: pytest.approx(1.0)}
-    assert climb(sodeep.laplace_rank, start=-start, steps=(1,), lr=1e-6, seed=5) == {1: pytest.approx(-1.0)}
-    torch.testing.assert_close(start, kept, rtol=0, atol=0)
+    init = -order / order.std(-1, keepdim=True)
+    kept = init.clone()
+    assert optimization_score(sodeep.laplace_rank, init=init, steps=(1,), lr=1e-6, seed=5) == {1: pytest.approx(1.0)}
+    assert optimization_score(sodeep.laplace_rank, init=-init, steps=(1,), lr=1e-6, seed=5) == {1: pytest.approx(-1.0)}
+    torch.testing.assert_close(init, kept, rtol=0, atol=0)
 
 
 def test_climb_from_other_lists_orders_rank_functions():
     for name in evaluation.NO_SINGLE_SCALE:
-        start = evaluation.scale_by_quartiles(
-            sodeep.generators.draw({name: 1}, 8, 50, torch.Generator().manual_seed(1))
-        )
-        smooth, sharp = (climb(relative(sodeep.laplace_rank, 1 / k), start=start)[30] for k in (3, 100))
+        init = evaluation.scale_by_quartiles(sodeep.generators.draw({name: 1}, 8, 50, torch.Generator().manual_seed(1)))
+        smooth, sharp = (optimization_score(relative(sodeep.laplace_rank, 1 / k), init=init)[30] for k in (3, 100))
         assert 0 < sharp < smooth - 0.05, name
 
 
@@ -172,31 +170,31 @@ def test_evaluate_and_report():
 @pytest.mark.parametrize("n", [1, 2.0])
 def test_bad_climb(n):
     with pytest.raises(ValueError, match=f"^`n` must be a whole number of at least 2, got {n}.$"):
-        climb(sodeep.laplace_rank, n=n)
+        optimization_score(sodeep.laplace_rank, n=n)
 
 
 @pytest.mark.parametrize(
-    ("start", "error", "message"),
+    ("init", "error", "message"),
     [
-        (torch.zeros(3), ValueError, r"`start` must have shape (lists, n), got (3,). Give each list a row."),
+        (torch.zeros(3), ValueError, r"`init` must have shape (lists, n), got (3,). Give each list a row."),
         (torch.zeros(3, 1), ValueError, "`n` must be a whole number of at least 2, got 1."),
         (torch.zeros(0, 4), ValueError, "`lists` must be a whole number of at least 1, got 0."),
         (
             torch.zeros(2, 4, dtype=torch.int64),
             TypeError,
-            "`start` must be real floating point, got dtype int64. Convert it first: start.float().",
+            "`init` must be real floating point, got dtype int64. Convert it first: init.float().",
         ),
         (
             torch.full((1, 2), float("nan")),
             ValueError,
-            "`start` must be finite, got 2 NaN or infinite of 2 values, the first (nan) at index (0, 0). "
+            "`init` must be finite, got 2 NaN or infinite of 2 values, the first (nan) at index (0, 0). "
             "Leave such lists out.",
         ),
     ],
 )
-def test_bad_start(start, error, message):
+def test_bad_start(init, error, message):
     with pytest.raises(error, match=f"^{re.escape(message)}$"):
-        climb(sodeep.laplace_rank, start=start)
+        optimization_score(sodeep.laplace_rank, init=init)
 
 
 @pytest.mark.parametrize("measure", [rank_error, inversions])
@@ -204,7 +202,7 @@ def test_ranks_of_another_shape_are_not_broadcast(measure):
     with pytest.raises(ValueError, match=r"`rank_fn` must return a tensor of the shape of its scores \(4, 6\)"):
         measure(lambda scores: scores[..., :1], torch.randn(4, 6))
     with pytest.raises(ValueError, match="`rank_fn` must return a tensor of the shape"):
-        climb(lambda scores: scores[..., :1], n=5, lists=2, steps=(1,))
+        optimization_score(lambda scores: scores[..., :1], n=5, lists=2, steps=(1,))
 
 
 def test_progress_reaches_the_whole():
@@ -223,9 +221,9 @@ def test_key_figures_are_those_of_the_measures():
     expected = evaluation.KeyFigures(
         n=9,
         error=rank_error(sodeep.sigmoid_rank, scores),
-        climb=climb(sodeep.sigmoid_rank, n=9),
+        optimization_score=optimization_score(sodeep.sigmoid_rank, n=9),
         laplace_error=rank_error(sodeep.laplace_rank, scores),
-        laplace_climb=climb(sodeep.laplace_rank, n=9),
+        laplace_optimization_score=optimization_score(sodeep.laplace_rank, n=9),
     )
     assert figures == expected
     assert "0.0102" not in str(figures)  # which is of n = 100

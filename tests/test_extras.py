@@ -7,9 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 import sodeep
-from sodeep._extras import MissingPackageError, check_installed, needed, remedy
-from sodeep.cli import main
-from sodeep.tasks.images import read_pictures
+from sodeep._core.extras import MissingPackageError, check_installed, needed, remedy
+from sodeep.cli.group import main
+from sodeep.datasets.images import read_images
 
 EXAMPLES = 'or in a clone of sodeep: pip install ".[examples]"'
 SKLEARN = f"scikit-learn, which is not installed. Install it: pip install scikit-learn, {EXAMPLES}"
@@ -39,7 +39,7 @@ def test_pictures_need_pillow(uninstall):
     uninstall("PIL")
     expected = f"Reading pictures needs pillow, which is not installed. Install it: pip install pillow, {EXAMPLES}"
     with pytest.raises(MissingPackageError, match="^" + re.escape(expected) + "$"):
-        read_pictures(["x.png"], 8)
+        read_images(["x.png"], 8)
 
 
 def test_tensorboard_is_asked_for_before_the_comparison(uninstall, tmp_path, monkeypatch):

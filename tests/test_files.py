@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sodeep import _files
-from sodeep._files import sole_writer, sweep, write_atomic
+from sodeep._core import files
+from sodeep._core.files import sole_writer, sweep, write_atomic
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
@@ -39,7 +39,7 @@ def test_write_sweeps_what_killed_writers_left(tmp_path):
 def test_a_writer_is_safe_from_others_that_sweep(tmp_path, monkeypatch):
     """Swept while it writes, where it holds the lock; and in the moment before."""
     pytest.importorskip("fcntl")
-    lock, fsync = _files._lock, os.fsync
+    lock, fsync = files._lock, os.fsync
     taken = []
 
     def late(file, wait):
@@ -53,7 +53,7 @@ def test_a_writer_is_safe_from_others_that_sweep(tmp_path, monkeypatch):
         fsync(descriptor)
         sweep(tmp_path / "file")
 
-    monkeypatch.setattr(_files, "_lock", late)
+    monkeypatch.setattr(files, "_lock", late)
     monkeypatch.setattr(os, "fsync", sweep_meanwhile)
     write_atomic(tmp_path / "file", b"data")
     assert len(taken) == 1
@@ -74,7 +74,7 @@ def test_a_lock_is_held_by_one_and_dies_with_its_process(tmp_path):
     code = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from sodeep._files import sole_writer\n"
+        "from sodeep._core.files import sole_writer\n"
         "with sole_writer(Path(sys.argv[1]), 'taken'):\n"
         "    print('held', flush=True)\n"
         "    sys.stdin.read()\n"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import sodeep
 from sodeep import EmbeddingLoss, EmbeddingMemory, MAPLoss, RefreshedSorter, SmoothAPLoss, SpearmanLoss
-from sodeep._frozen import MARKER
+from sodeep.sorters._frozen import MARKER
 
 SHIPPED = ["set", "lstm", "cnn"]
 LISTS = torch.randn(4, 100, generator=torch.Generator().manual_seed(0))
@@ -369,7 +369,7 @@ def test_a_second_look_costs_no_comparison(monkeypatch):
     """In a loop of forward passes the numbers of the weights are read once."""
     sorter = sodeep.load_sorter("set")
     sorter(LISTS)
-    monkeypatch.setattr("sodeep._frozen._sample", lambda tensor: pytest.fail("the weights were read again"))
+    monkeypatch.setattr("sodeep.sorters._frozen._sample", lambda tensor: pytest.fail("the weights were read again"))
     for _ in range(3):
         sorter(LISTS)
 

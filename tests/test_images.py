@@ -8,7 +8,7 @@ import zlib
 import numpy as np
 import pytest
 
-from sodeep.tasks.images import read_pictures
+from sodeep.datasets.images import read_images
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -35,7 +35,7 @@ def small(values):
 
 
 def read(*files, **options):
-    found = read_pictures(files, SIZE, **options)
+    found = read_images(files, SIZE, **options)
     assert found.dtype == np.uint8
     return found
 
@@ -227,9 +227,9 @@ def test_files_that_cannot_be_read(tmp_path):
         with pytest.raises(
             ValueError, match=f"^{re.escape(str(path))} must be a picture, got a file that Pillow cannot"
         ):
-            read_pictures([path], SIZE)
+            read_images([path], SIZE)
 
 
 def test_no_pictures():
-    assert read_pictures([], 8).shape == (0, 8, 8, 3)
-    assert read_pictures([], 8, grey=True).shape == (0, 8, 8)
+    assert read_images([], 8).shape == (0, 8, 8, 3)
+    assert read_images([], 8, grey=True).shape == (0, 8, 8)

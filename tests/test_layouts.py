@@ -11,22 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from sodeep._plain_pickle import NotPlainError, read_plain_pickle
-from sodeep.metrics import average_precision
+from sodeep._core.pickle_stream import NotPlainError
+from sodeep.datasets._plain_pickle import read_plain_pickle
+from sodeep.datasets.captions import read_karpathy
+from sodeep.datasets.features import read_features
+from sodeep.datasets.memorability import read_mediaeval, read_table
+from sodeep.datasets.multi_label import read_voc
+from sodeep.datasets.retrieval import read_class_folders, read_cub, read_in_shop, read_online_products
+from sodeep.datasets.revisited import RevisitedSet, read_revisited
+from sodeep.metrics import average_precision, trapezoidal_ap
 from sodeep.tasks import layouts, read_data
-from sodeep.tasks.layouts import (
-    read_class_folders,
-    read_cub,
-    read_features,
-    read_in_shop,
-    read_karpathy,
-    read_mediaeval,
-    read_online_products,
-    read_table,
-    read_voc,
-)
 from sodeep.tasks.memorability import Memorability
-from sodeep.tasks.revisited import RevisitedSet, read_revisited, trapezoidal_ap
 
 
 def write(root, files):

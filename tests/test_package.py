@@ -67,7 +67,7 @@ ORDER = [
     "tasks.generated",
     "tasks.revisited",
     "tasks.semantics",
-    "tasks.contenders",
+    "tasks.specs",
     "tasks.retrieval",
     "tasks.cross_modal",
     "tasks.memorability",
@@ -211,15 +211,15 @@ def test_an_unknown_name_is_an_attribute_error():
 
 
 def test_names_that_help_lists_are_those_of_the_code():
-    from sodeep import _names
+    from sodeep.cli import names
     from sodeep.tasks import TASKS
 
-    assert tuple(sodeep.SORTERS) == _names.SORTERS
-    assert tuple(sodeep.training.VALUE_LOSSES) == _names.VALUE_LOSSES
-    assert tuple(sodeep.DISTRIBUTIONS) == _names.DISTRIBUTIONS
+    assert tuple(sodeep.SORTERS) == names.SORTERS
+    assert tuple(sodeep.training.objective.VALUE_LOSSES) == names.VALUE_LOSSES
+    assert tuple(sodeep.DISTRIBUTIONS) == names.DISTRIBUTIONS
     layouts = {task: kind.layouts for task, kind in TASKS.items()}
     expected = {task: {name: layout.expects for name, layout in of.items()} for task, of in layouts.items() if of}
-    assert _names.layouts() == expected, "run scripts/list_layouts.py"
+    assert names.layouts() == expected, "run scripts/list_layouts.py"
 
 
 def test_a_hang_ends_the_run_and_shows_the_test(tmp_path):

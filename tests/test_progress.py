@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from sodeep._progress import Progress
+from sodeep._core.progress import Progress
 
 
 class Terminal(io.StringIO):

@@ -12,7 +12,7 @@ import torch
 from scipy import stats
 from torch import nn
 
-from sodeep.losses._common import UndefinedListWarning
+from sodeep.losses._base import UndefinedListWarning
 from sodeep.losses.rank import MAPLoss, RecallLoss, SpearmanLoss, map_loss, recall_loss, spearman_loss
 from sodeep.metrics import average_precision, spearman_corr
 from sodeep.ranks import blackbox_rank, exact_rank, laplace_rank, sigmoid_rank, straight_through

@@ -12,7 +12,7 @@ import click
 import pytest
 
 import sodeep
-from sodeep.cli import main
+from sodeep.cli.group import main
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -105,7 +105,7 @@ def test_accuracies_of_the_guide_are_those_of_the_cards():
         by_kind = [card["by_distribution"][kind] for kind in ("heavy-tailed", "clusters", "bimodal")]
         errors = [card["errors"].get(n) for n in ("30", "100", "1000")] + by_kind
         cells = ["" if error is None else f"{error:.4f}" for error in errors]
-        cells += [f"{card['climb'][steps]:.3f}" for steps in ("30", "100")]
+        cells += [f"{card['optimization_score'][steps]:.3f}" for steps in ("30", "100")]
         row = re.search(rf"^\| \*\*{name}\*\* \|(.*)\|$", guide, re.MULTILINE)
         assert [cell.strip() for cell in row[1].split("|")] == cells
 

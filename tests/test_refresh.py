@@ -6,13 +6,13 @@ import re
 import pytest
 import torch
 
-from sodeep.checkpoint import load_sorter
-from sodeep.evaluation import climb
+from sodeep.checkpoint.format import load_sorter
+from sodeep.evaluation import optimization_score
 from sodeep.losses.rank import MAPLoss, SpearmanLoss, map_loss
 from sodeep.ranks import exact_rank
-from sodeep.refresh import RefreshedSorter
 from sodeep.sorters import build_sorter
-from sodeep.training import TrainConfig
+from sodeep.training.config import TrainConfig
+from sodeep.training.refresh import RefreshedSorter
 
 
 def seeded(seed=0):
@@ -235,7 +235,7 @@ def test_a_refresh_keeps_the_gradient_of_a_set_sorter():
     ranker = RefreshedSorter(shipped, steps=60, batch_size=8)
     ranker(torch.randn(16, 50, generator=torch.Generator().manual_seed(0)).exp())
     ranker.refresh()
-    before, after = (climb(sorter, steps=(100,), lists=8)[100] for sorter in (shipped, ranker))
+    before, after = (optimization_score(sorter, steps=(100,), lists=8)[100] for sorter in (shipped, ranker))
     assert after > before - 0.002
 
 

@@ -16,9 +16,11 @@ import torch
 
 import sodeep
 from sodeep import report
-from sodeep.compare import Cell, Run, read_comparison
+from sodeep.comparison.read import read_comparison
+from sodeep.comparison.runs import Run
+from sodeep.comparison.statistics import Cell
 from sodeep.metrics import average_precision
-from sodeep.report import NO_MATPLOTLIB, draw_figures
+from sodeep.report.write import NO_MATPLOTLIB, draw_figures
 
 LOSSES = {"multi-similarity": 0.5, "map:laplace": 0.6, "mine:Loss": 0.45}
 """Name -> mAP of seed 0; a hundredth more with every seed, and a thousandth of jitter."""
@@ -481,7 +483,7 @@ def test_pictures_of_every_task(tmp_path, task, metric, details, titles_wanted):
 
 
 def test_a_further_figure_is_a_function_and_an_entry(tmp_path, monkeypatch):
-    figures = pytest.importorskip("sodeep._report_figures")
+    figures = pytest.importorskip("sodeep.report.figures")
     seen = []
 
     def draw(source):
@@ -510,7 +512,7 @@ def test_a_loss_of_ones_own_gets_pair_weights_when_it_is_given(tmp_path):
 
 
 def test_pair_weights_of_a_list_that_is_refused():
-    figures = pytest.importorskip("sodeep._report_figures")
+    figures = pytest.importorskip("sodeep.report.figures")
 
     def short(scores, relevant):
         if scores.shape[-1] > 100:
@@ -527,7 +529,7 @@ def test_pair_weights_of_a_list_that_is_refused():
 
 
 def test_sums_are_drawn_with_their_weight(tmp_path):
-    figures = pytest.importorskip("sodeep._report_figures")
+    figures = pytest.importorskip("sodeep.report.figures")
     write_runs(tmp_path, details=None, losses={"bce+map:laplace": 0.4}, metrics=("mAP",), task="multi-label")
     text = (tmp_path / "runs.jsonl").read_text().replace('"lr": 0.001', '"lr": 0.001, "weight": 3.0')
     (tmp_path / "runs.jsonl").write_text(text)
@@ -542,7 +544,7 @@ def test_sums_are_drawn_with_their_weight(tmp_path):
 
 def test_precision_at_recall():
     """Right at places 1, 3, 6 of 7: precision 1, 2/3, 1/2 where a third, two thirds and all are found."""
-    figures = pytest.importorskip("sodeep._report_figures")
+    figures = pytest.importorskip("sodeep.report.figures")
     scores, relevant = np.arange(7, 0, -1.0), np.array([1, 0, 1, 0, 0, 1, 0], dtype=bool)
     found = figures._precision_at(np.array([0, 1 / 3, 0.34, 2 / 3, 1]), scores, relevant)
     np.testing.assert_allclose(found, [1, 1, 2 / 3, 2 / 3, 1 / 2])
@@ -560,7 +562,7 @@ def test_without_matplotlib_the_text_is_complete(tmp_path, monkeypatch):
     write_runs(tmp_path)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     for name in [
-        name for name in sys.modules if name.startswith(("matplotlib.", "sodeep.pictures", "sodeep._report_figures"))
+        name for name in sys.modules if name.startswith(("matplotlib.", "sodeep.pictures", "sodeep.report.figures"))
     ]:
         monkeypatch.delitem(sys.modules, name)
     for name in ("pictures", "_report_figures"):
@@ -671,7 +673,7 @@ def test_arrays_of_a_run_are_read_once(tmp_path, monkeypatch):
     pytest.importorskip("PIL")
     write_runs(tmp_path / "runs")
     comparison = read_comparison(tmp_path / "runs")
-    read, read_npz = [], sodeep.compare.read_npz
+    read, read_npz = [], sodeep._core.arrays.read_npz
     monkeypatch.setattr(sodeep.compare, "read_npz", lambda path, names: read.append(path.name) or read_npz(path, names))
     report.write_tensorboard(comparison, [], tmp_path / "board")
     assert sorted(read) == [f"{loss}-{seed}.npz" for loss in range(3) for seed in range(3)]

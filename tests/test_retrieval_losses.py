@@ -11,14 +11,9 @@ import torch
 
 import sodeep
 from sodeep.losses import retrieval
-from sodeep.losses.retrieval import (
-    fast_ap_loss,
-    quantized_ap_loss,
-    recall_at_k_loss,
-    smooth_ap_loss,
-    sup_ap_loss,
-)
-from sodeep.losses.semantic import asp_loss
+from sodeep.losses.asp import asp_loss
+from sodeep.losses.quantized_ap import fast_ap_loss, quantized_ap_loss
+from sodeep.losses.smooth_ap import recall_at_k_loss, smooth_ap_loss, sup_ap_loss
 from sodeep.ranks import exact_rank
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -14,9 +14,11 @@ import torch.multiprocessing as mp
 from scipy import stats
 from torch import Tensor, nn
 
-from sodeep.losses.embedding import CrossModalLoss, EmbeddingLoss, EmbeddingMemory
-from sodeep.losses.retrieval import smooth_ap_loss
-from sodeep.scale import drop_repeats, gather, multistage_backward
+from sodeep.gather import drop_repeats, gather
+from sodeep.losses.embedding import CrossModalLoss, EmbeddingLoss
+from sodeep.losses.memory import EmbeddingMemory
+from sodeep.losses.smooth_ap import smooth_ap_loss
+from sodeep.multistage import multistage_backward
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from sodeep._signals import stop_signals
+from sodeep._core.signals import stop_signals
 
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 

@@ -15,16 +15,10 @@ from sodeep.evaluation import rank_error
 from sodeep.generators import SODEEP2019, draw
 from sodeep.losses import spearman_loss
 from sodeep.ranks import exact_rank, laplace_rank
-from sodeep.sorters import (
-    SORTERS,
-    Sorter,
-    bounded,
-    build_sorter,
-    cauchy_fit,
-    double_backward,
-    standardise,
-)
-from sodeep.training import TrainConfig
+from sodeep.sorters import SORTERS, build_sorter
+from sodeep.sorters.base import Sorter, double_backward, standardise
+from sodeep.sorters.set import bounded, cauchy_fit
+from sodeep.training.config import TrainConfig
 
 LENGTH = 40  # the cnn takes lists of 37 and more
 RECURRENT = [name for name in SORTERS if name.startswith(("lstm", "gru"))]
@@ -105,7 +99,7 @@ def test_dense_head_is_the_convolution_of_the_paper(name: str) -> None:
 
 def test_item_head_and_sum_head_take_any_length() -> None:
     for head in ("item", "sum"):
-        sorter = small_sorter("lstm", head=head, start="random")
+        sorter = small_sorter("lstm", head=head, init="random")
         assert sorter.seq_len is None
         for n in (1, 2, 17):
             assert sorter(normal(2, n)).shape == (2, n)
@@ -312,7 +306,7 @@ def test_only_an_item_head_that_counts_is_tied_to_a_length() -> None:
         counting(normal(2, 19))
     free = {
         "no length": build_sorter("lstm", head="item", hidden=8),
-        "random": build_sorter("lstm", 20, head="item", hidden=8, start="random"),
+        "random": build_sorter("lstm", 20, head="item", hidden=8, init="random"),
         "few units": build_sorter("lstm", 20, head="item", hidden=7),
         "sum": build_sorter("lstm", 20, head="sum", hidden=8),
         "no counter": build_sorter("gru", 20, head="item", hidden=8),
@@ -326,7 +320,7 @@ def test_only_an_item_head_that_counts_is_tied_to_a_length() -> None:
 
 def test_lstm_starts_as_published_when_told_so() -> None:
     torch.manual_seed(0)
-    random = build_sorter("lstm", 5, start="random", hidden=8)
+    random = build_sorter("lstm", 5, init="random", hidden=8)
     torch.manual_seed(0)
     published = nn.LSTM(1, 8, 2, batch_first=True, bidirectional=True)
     torch.testing.assert_close(random.rnn.state_dict(), published.state_dict(), rtol=0, atol=0)
@@ -334,7 +328,7 @@ def test_lstm_starts_as_published_when_told_so() -> None:
     assert [tuple(t.shape) for t in counting.parameters()] == [tuple(t.shape) for t in random.parameters()]
     message = "^`start` must be one of counting, random, got 'sorted'.$"
     with pytest.raises(ValueError, match=message):
-        build_sorter("lstm", 5, start="sorted")
+        build_sorter("lstm", 5, init="sorted")
 
 
 @pytest.mark.parametrize(
@@ -367,12 +361,12 @@ def test_cnn_that_compares_is_a_coarse_rank_before_any_training(n: int) -> None:
     sorter = build_sorter("cnn", n)
     assert rank_error(sorter.eval(), scores) < 0.065
     assert rank_error(sorter.train(), scores) < 0.09  # on the statistics of the batch
-    assert rank_error(build_sorter("cnn", n, start="random").eval(), scores) > 0.2
+    assert rank_error(build_sorter("cnn", n, init="random").eval(), scores) > 0.2
 
 
 def test_cnn_starts_as_published_when_told_so() -> None:
     torch.manual_seed(0)
-    random = build_sorter("cnn", 40, start="random")
+    random = build_sorter("cnn", 40, init="random")
     torch.manual_seed(0)
     torch.testing.assert_close(random.layers[0][0].weight, nn.Conv1d(1, 8, 2).weight, rtol=0, atol=0)
     comparing = build_sorter("cnn", 40)
@@ -381,17 +375,17 @@ def test_cnn_starts_as_published_when_told_so() -> None:
     build_sorter("cnn", 40)
     drawn = torch.rand(())
     torch.manual_seed(0)
-    build_sorter("cnn", 40, start="random")
+    build_sorter("cnn", 40, init="random")
     torch.testing.assert_close(torch.rand(()), drawn, rtol=0, atol=0)
     with pytest.raises(ValueError, match=r"^`start` must be one of comparing, random, got 'sorted'.$"):
-        build_sorter("cnn", 40, start="sorted")
+        build_sorter("cnn", 40, init="sorted")
 
 
 def test_a_narrow_cnn_cannot_compare() -> None:
     class Narrow(SORTERS["cnn"]):  # type: ignore[misc]
         channels = (1, 8, 16, 16, 64, 96, 128, 256, 256, 128)
 
-    assert Narrow(40, start="random")(normal(2, 40)).shape == (2, 40)
+    assert Narrow(40, init="random")(normal(2, 40)).shape == (2, 40)
     with pytest.raises(
         ValueError, match="`start` must be 'random' where a convolution has fewer than 32 channels, got 16"
     ):
@@ -753,9 +747,9 @@ def test_another_length_is_an_error(name: str) -> None:
 
 
 OPTIONS: dict[str, list[dict[str, object]]] = {
-    "lstm": [{"head": "item"}, {"head": "sum"}, {"hidden": 4}, {"hidden": 8}, {"start": "random"}],
+    "lstm": [{"head": "item"}, {"head": "sum"}, {"hidden": 4}, {"hidden": 8}, {"init": "random"}],
     "gru": [{"head": "dense"}, {"head": "item"}],
-    "cnn": [{"start": "random"}],
+    "cnn": [{"init": "random"}],
     "set": [{"gradient": "values"}],
 }
 

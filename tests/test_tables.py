@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from sodeep.tasks.tables import alike, column_names, read_csv
+from sodeep.datasets.tables import alike, column_names, read_csv
 
 
 def file(tmp_path, content, name="my.csv"):

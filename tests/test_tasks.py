@@ -19,15 +19,24 @@ from scipy.stats import spearmanr
 from sklearn.metrics import average_precision_score
 
 import sodeep
+from sodeep.comparison.losses_by_name import (
+    LOSSES,
+    PEERS,
+    RANK_LOSSES,
+    PaddedRank,
+    default_losses,
+    loss_by_name,
+    rank_function,
+)
+from sodeep.datasets.splits import SPLITS
+from sodeep.datasets.texts import tf_idf, wordllama_vectors
+from sodeep.datasets.types import checksum
 from sodeep.tasks import TASKS, CrossModalData, MemorabilityData, MultiLabelData, RetrievalData, encoders
-from sodeep.tasks.base import SPLITS, checksum
-from sodeep.tasks.contenders import LOSSES, PEERS, RANK_LOSSES, PaddedRank, contender, default_losses, rank_function
 from sodeep.tasks.cross_modal import CrossModal
 from sodeep.tasks.memorability import Memorability
 from sodeep.tasks.multi_label import MultiLabel
 from sodeep.tasks.retrieval import Retrieval
 from sodeep.tasks.semantics import SemanticScores
-from sodeep.tasks.texts import tf_idf, wordllama_vectors
 
 RNG = np.random.default_rng
 
@@ -58,7 +67,7 @@ def test_splits_are_apart_and_made_by_the_seed(task):
 
 
 def test_a_share_of_the_training_split(task):
-    half, most = (TASKS[task.name].load(seed=0, train_share=share) for share in (0.5, 0.8))
+    half, most = (TASKS[task.name].load(seed=0, train_fraction=share) for share in (0.5, 0.8))
     for less, share in ((half, 0.5), (most, 0.8)):
         assert len(less.index["train"]) == round(share * len(task.index["train"]))
         assert less.data_name.startswith(task.data_name.split(",")[0])
@@ -67,16 +76,16 @@ def test_a_share_of_the_training_split(task):
             torch.testing.assert_close(less.index[split], task.index[split], rtol=0, atol=0)
     kept = [set(which.index["train"].tolist()) for which in (half, most, task)]
     assert kept[0] < kept[1] < kept[2]
-    other = TASKS[task.name].load(seed=1, train_share=0.5)
+    other = TASKS[task.name].load(seed=1, train_fraction=0.5)
     assert set(other.index["train"].tolist()) != kept[0]
     assert {i for batch in half.batches(0) for i in np.atleast_2d(batch.T)[0].tolist()} <= kept[0]
 
 
 @pytest.mark.parametrize("share", [0, -0.1, 1.5, math.nan, "half"])
 def test_a_share_is_above_0_and_up_to_1(share):
-    expected = f"`train_share` must be a number above 0, up to 1, got {share!r}."
+    expected = f"`train_fraction` must be a number above 0, up to 1, got {share!r}."
     with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
-        TASKS["toy"].load(train_share=share)
+        TASKS["toy"].load(train_fraction=share)
 
 
 def test_batches_are_of_the_training_split(task):
@@ -92,7 +101,7 @@ def test_defaults_fit_the_task(task):
     assert task.headline == next(iter(task.metrics))
     assert task.metrics[task.headline]
     for loss in default_losses(type(task)):
-        assert contender(loss).forms <= set(task.accepts)
+        assert loss_by_name(loss).forms <= set(task.accepts)
 
 
 def test_every_form_reaches_every_weight_of_the_encoder(task):
@@ -131,7 +140,7 @@ def test_evaluation_is_repeatable_and_leaves_the_model_as_it_was(task):
 
 
 def test_losses_on_a_sorter_that_is_not_shipped_are_left_out(task, monkeypatch):
-    monkeypatch.setattr("sodeep.tasks.contenders.list_sorters", list)
+    monkeypatch.setattr("sodeep.checkpoint.format.list_sorters", list)
     assert default_losses(type(task)) == [loss for loss in task.losses if not loss.endswith(":set")]
 
 
@@ -722,7 +731,7 @@ def test_unknown_labels_do_not_move_the_loss():
         labels[:, 1] ^= flipped
         task = MultiLabel(MultiLabelData("made up", labels, list("abc"), features=features, known=known), batch_size=20)
         apply = task.forward(Given(), np.arange(20))["relevant"]
-        losses.append([apply(contender(loss).build()) for loss in ("bce", "hinge", "map:laplace", "smooth-ap")])
+        losses.append([apply(loss_by_name(loss).build()) for loss in ("bce", "hinge", "map:laplace", "smooth-ap")])
     torch.testing.assert_close(*losses)
 
 
@@ -839,7 +848,7 @@ def names():
 
 @pytest.mark.parametrize("name", list(names()))
 def test_every_loss_has_four_settings_and_works_with_each(name):
-    loss = contender(name)
+    loss = loss_by_name(name)
     grid = loss.grid((0.001, 0.008))
     assert len(grid) == 4
     assert {settings["lr"] for settings in grid} <= {0.000125, 0.001, 0.008, 0.064}
@@ -860,7 +869,7 @@ def test_every_loss_has_four_settings_and_works_with_each(name):
 
 def test_the_weight_of_a_sum_is_that_of_its_second_term():
     scores, relevant = torch.rand(3, 8), torch.rand(3, 8) < 0.5
-    terms = contender("bce+smooth-ap").terms({"lr": 0.1, "weight": 0.25}, "relevant")
+    terms = loss_by_name("bce+smooth-ap").terms({"lr": 0.1, "weight": 0.25}, "relevant")
     assert [(weight, form) for weight, form, _ in terms] == [(1.0, "relevant"), (0.25, "relevant")]
     torch.testing.assert_close(
         terms[0][2](scores, relevant),
@@ -874,7 +883,7 @@ def test_sorter_files_are_rank_functions(tmp_path):
     sodeep.save_sorter(free, sodeep.build_sorter("gru-sum"))
     sodeep.save_sorter(fixed, sodeep.build_sorter("mlp", seq_len=12))
     for path in (free, fixed):
-        (_, _, loss), *_ = contender(f"map:{path}").terms({"lr": 0.1}, "relevant")
+        (_, _, loss), *_ = loss_by_name(f"map:{path}").terms({"lr": 0.1}, "relevant")
         for n in (12, 11):
             x = torch.rand(3, n, requires_grad=True)
             loss(x, torch.rand(3, n) < 0.6).backward()
@@ -892,7 +901,7 @@ def test_a_plus_in_the_name_of_a_file_is_no_sum(tmp_path, monkeypatch):
         "map:my+file.safetensors+smooth-ap": 2,
         f"map:{tmp_path}/my+file.safetensors+recall:laplace": 2,
     }.items():
-        terms = contender(name).terms({"lr": 0.1, **({"weight": 0.1} if number == 2 else {})}, "relevant")
+        terms = loss_by_name(name).terms({"lr": 0.1, **({"weight": 0.1} if number == 2 else {})}, "relevant")
         assert len(terms) == number
         for _, _, loss in terms:
             assert loss(scores, torch.rand(3, 5) < 0.6).isfinite()
@@ -932,18 +941,18 @@ def my_module(tmp_path, monkeypatch):
 def test_losses_and_ranks_of_ones_own(my_module):
     x, target = torch.rand(4, 5), torch.rand(4, 5) < 0.5
     for name in ("Mine", "mine"):
-        ((weight, form, loss),) = contender(f"{my_module}:{name}").terms({"lr": 0.1}, "target")
+        ((weight, form, loss),) = loss_by_name(f"{my_module}:{name}").terms({"lr": 0.1}, "target")
         assert (weight, form) == (1.0, "target")
         torch.testing.assert_close(loss(x, target), (x - target.float()).square().mean())
     for name in ("my_rank", "MyRank"):
         assert rank_function(f"{my_module}:{name}")(torch.tensor([3.0, 1.0])).tolist() == [1.0, 0.0]
-    assert isinstance(contender(f"spearman:{my_module}:MyRank").build().rank_fn, torch.nn.Module)
+    assert isinstance(loss_by_name(f"spearman:{my_module}:MyRank").build().rank_fn, torch.nn.Module)
     for name, expected in {
         f"{my_module}:gone": f"`loss` must name something in {my_module}, got {my_module}:gone, not there.",
         f"{my_module}:number": f"`loss` must be callable, got {my_module}:number of type int.",
     }.items():
         with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
-            contender(name)
+            loss_by_name(name)
 
 
 @pytest.fixture
@@ -987,14 +996,14 @@ def theirs(tmp_path, monkeypatch):
 )
 def test_losses_of_the_form_of_pytorch_metric_learning_are_seen(theirs, name, form):
     before = torch.random.get_rng_state()
-    assert contender(f"{theirs}:{name}").forms == {form}
+    assert loss_by_name(f"{theirs}:{name}").forms == {form}
     torch.testing.assert_close(torch.random.get_rng_state(), before, rtol=0, atol=0)
 
 
 def test_such_a_loss_gets_embeddings_and_labels(theirs):
     task = Retrieval(retrieval_data(), batch_size=12)
     batch = next(iter(task.batches(0)))
-    ((_, form, loss),) = contender(f"{theirs}:Named").terms({"lr": 0.1}, task.accepts[0])
+    ((_, form, loss),) = loss_by_name(f"{theirs}:Named").terms({"lr": 0.1}, task.accepts[0])
     model = task.model()
     found = task.forward(model, batch)[form](loss)
     x, labels = model(task.items[batch]), task.labels[batch]
@@ -1021,13 +1030,13 @@ def test_unknown_names_name_the_choices():
         "peer:nobody": r"^`loss` must be one of peer:torchsort, .*, got 'peer:nobody'\.$",
     }.items():
         with pytest.raises(ValueError, match=pattern):
-            contender(name)
+            loss_by_name(name)
     with pytest.raises(
         ValueError, match=r"^`loss` must name a module that is installed or in .*, got nowhere_at_all:X\.$"
     ):
-        contender("nowhere_at_all:X")
+        loss_by_name("nowhere_at_all:X")
     with pytest.raises(FileNotFoundError):
-        contender("map:gone.safetensors")
+        loss_by_name("map:gone.safetensors")
 
 
 def test_a_peer_that_is_not_installed_says_what_to_install(monkeypatch):
@@ -1036,7 +1045,7 @@ def test_a_peer_that_is_not_installed_says_what_to_install(monkeypatch):
         name = package.replace("_", "-")
         expected = f"`loss` peer:{peer} needs {name}, which is not installed. Install it: pip install {name}"
         with pytest.raises(ModuleNotFoundError, match="^" + re.escape(expected) + "$"):
-            contender(f"peer:{peer}")
+            loss_by_name(f"peer:{peer}")
 
 
 def test_peers_have_four_settings_too():
@@ -1048,8 +1057,8 @@ def test_hinge_and_bce_against_torch():
     scores, relevant = torch.randn(4, 6), torch.rand(4, 6) < 0.5
     margins = scores * (relevant.float() * 2 - 1)
     expected = torch.nn.functional.hinge_embedding_loss(margins, -torch.ones(4, 6), margin=1.0)
-    torch.testing.assert_close(contender("hinge").build()(scores, relevant), expected)
+    torch.testing.assert_close(loss_by_name("hinge").build()(scores, relevant), expected)
     where = torch.rand(4, 6) < 0.5
-    for build in (contender("hinge").build, contender("bce").build):
+    for build in (loss_by_name("hinge").build, loss_by_name("bce").build):
         loss = partial(build(), where=where)
         torch.testing.assert_close(loss(scores, relevant), build()(scores[where], relevant[where]))

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from sodeep._ties import tie_equal_rows
-from sodeep.losses.embedding import CrossModalLoss, pairwise_scores
+from sodeep._core.ties import tie_equal_rows
+from sodeep.losses.embedding import CrossModalLoss
+from sodeep.losses.similarity import pairwise_scores
 from sodeep.metrics import average_precision
 
 

@@ -17,21 +17,13 @@ from torch import nn
 
 import sodeep
 from sodeep import training
-from sodeep._sealed import header_end, seal
+from sodeep._core.sealed import header_end, seal
 from sodeep.generators import draw
 from sodeep.ranks import exact_rank
 from sodeep.sorters import build_sorter
-from sodeep.training import (
-    TrainConfig,
-    TrainingInterrupted,
-    _read_state,
-    gradient_mismatch,
-    mean_deviation,
-    smooth_rank_vjp,
-    sorter_loss,
-    state_path,
-    train_sorter,
-)
+from sodeep.training.config import TrainConfig
+from sodeep.training.objective import gradient_mismatch, mean_deviation, smooth_rank_vjp, sorter_loss
+from sodeep.training.train import TrainingInterrupted, _read_state, state_path, train_sorter
 
 TINY = {"lr": 2e-3, "steps": 6, "batch_size": 2, "lengths": (4, 12), "validate_every": 2}
 DISTRIBUTIONS = {"normal": 1.0, "ties": 1.0}
@@ -86,12 +78,12 @@ def test_config_is_the_one_its_file_gives_back(tmp_path, monkeypatch):
 def test_recipe_fills_in_what_is_not_given():
     assert TrainConfig(sorter="mlp").resolve().lr == 1e-3
     assert TrainConfig(sorter="lstm").resolve().lr == 2e-5  # a larger rate would break what it starts with
-    for options in ({"start": "random"}, {"head": "item"}, {"hidden": 4}):  # all of which start at random
+    for options in ({"init": "random"}, {"head": "item"}, {"hidden": 4}):  # all of which start at random
         assert TrainConfig(sorter="lstm", sorter_config=options).resolve().lr == 1e-3
     assert TrainConfig(sorter="lstm", seq_len=20, sorter_config={"head": "item"}).resolve().lr == 2e-5
     assert TrainConfig(sorter="lstm", seq_len=20, sorter_config={"head": "sum"}).resolve().lr == 1e-3
     assert TrainConfig(sorter="cnn").resolve().lr == 5e-4
-    assert TrainConfig(sorter="cnn", sorter_config={"start": "random"}).resolve().lr == 1e-3
+    assert TrainConfig(sorter="cnn", sorter_config={"init": "random"}).resolve().lr == 1e-3
     assert TrainConfig(sorter="lstm").resolve().seq_len == 100
     assert TrainConfig(sorter="set").resolve().seq_len is None
     assert TrainConfig(sorter="gru").resolve().seq_len is None
@@ -262,7 +254,7 @@ def test_training_learns(sorter):
 
 def test_the_gradient_of_short_lists_is_learned():
     sorter = train_sorter(tiny(seq_len=3, steps=25, validate_every=25)).sorter
-    assert sodeep.climb(sorter, n=3, steps=(100,))[100] >= 0.97
+    assert sodeep.optimization_score(sorter, n=3, steps=(100,))[100] >= 0.97
 
 
 def test_short_lists_weigh_less_in_the_values():
@@ -459,7 +451,7 @@ def test_a_resumed_run_may_have_another_time_limit(tmp_path, monkeypatch, clock)
     with pytest.raises(TrainingInterrupted):
         train_sorter(tiny(**endless), out=out)
     monkeypatch.undo()
-    assert sodeep.training.saved_config(out).max_time is None
+    assert sodeep.training.train.saved_config(out).max_time is None
     result = train_sorter(tiny(**endless, max_time=1e-6), out=out, resume=True)
     assert result.steps == 4
     assert result.config.max_time == 13 + 1e-6  # of all parts together
@@ -919,7 +911,7 @@ def test_tensorboard_tags(tmp_path):
 
 def test_batch_statistics_of_a_validation_are_those_of_many_batches_and_leave_the_run_alone():
     config = tiny(sorter="cnn", seq_len=40, batch_size=4, steps=2).resolve()
-    run = sodeep.training._Run(config)
+    run = sodeep.training.run.Run(config)
     run.advance()
     before = {name: tensor.clone() for name, tensor in run.weights.items()}
     run.best_objective = math.inf  # whatever the first weights were worth
@@ -927,13 +919,13 @@ def test_batch_statistics_of_a_validation_are_those_of_many_batches_and_leave_th
     for name, tensor in run.weights.items():
         torch.testing.assert_close(tensor, before[name], rtol=0, atol=0)
 
-    generator = torch.Generator().manual_seed(sodeep.training.VALIDATION_SEED)
+    generator = torch.Generator().manual_seed(sodeep.training.run.VALIDATION_SEED)
     inputs = []
     norm = run.sorter.layers[1][1]
     handle = norm.register_forward_pre_hook(lambda _, args: inputs.append(args[0].detach().clone()))
     run.sorter.train()
     with torch.no_grad():
-        for _ in range(sodeep.training.STATISTICS_BATCHES):
+        for _ in range(sodeep.training.run.STATISTICS_BATCHES):
             run.sorter(sodeep.generators.draw(config.distributions, 4, 40, generator))
     handle.remove()
     mean = torch.stack([batch.mean((0, 2)) for batch in inputs]).mean(0)

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from sodeep.losses import pair
-from sodeep.losses.retrieval import quantized_ap_loss, smooth_ap_loss
-from sodeep.weights import contributing_pairs, pair_weights
+from sodeep.losses.pair_weights import contributing_pairs, pair_weights
+from sodeep.losses.quantized_ap import quantized_ap_loss
+from sodeep.losses.smooth_ap import smooth_ap_loss
 
 ALPHA, BETA, BASE = 2.0, 50.0, 0.5
 

@@ -38,50 +38,42 @@ Example:
     0.6667 over 1 of 2 queries
 """
 
-from sodeep.losses._common import ListStats, UndefinedListWarning
-from sodeep.losses.embedding import CrossModalLoss, EmbeddingLoss, EmbeddingMemory, pairwise_scores
-from sodeep.losses.pair import (
+from sodeep.losses._base import ListStats, UndefinedListWarning
+from sodeep.losses.asp import ASPLoss, asp_loss
+from sodeep.losses.contrastive import ContrastiveLoss, TripletLoss, contrastive_loss, triplet_loss
+from sodeep.losses.embedding import CrossModalLoss, EmbeddingLoss
+from sodeep.losses.histogram import HistogramLoss, histogram_loss
+from sodeep.losses.memory import EmbeddingMemory
+from sodeep.losses.multi_similarity import (
     BinLiftedLoss,
     BinomialDevianceLoss,
-    ContrastiveLoss,
-    HistogramLoss,
     LiftedStructureLoss,
     MultiSimilarityLoss,
-    NCALoss,
-    NPairsLoss,
-    NTXentLoss,
-    TripletLoss,
     bin_lifted_loss,
     binomial_deviance_loss,
-    contrastive_loss,
-    histogram_loss,
     lifted_structure_loss,
     multi_similarity_loss,
-    n_pairs_loss,
-    nca_loss,
-    nt_xent_loss,
-    triplet_loss,
 )
+from sodeep.losses.nt_xent import NCALoss, NPairsLoss, NTXentLoss, n_pairs_loss, nca_loss, nt_xent_loss
+from sodeep.losses.pair_weights import ContributingPairs, contributing_pairs, pair_weights
+from sodeep.losses.quantized_ap import FastAPLoss, QuantizedAPLoss, fast_ap_loss, quantized_ap_loss
 from sodeep.losses.rank import MAPLoss, RecallLoss, SpearmanLoss, SpearmanStats, map_loss, recall_loss, spearman_loss
-from sodeep.losses.retrieval import (
-    FastAPLoss,
-    QuantizedAPLoss,
+from sodeep.losses.similarity import pairwise_scores
+from sodeep.losses.smooth_ap import (
     RecallAtKLoss,
     SmoothAPLoss,
     SupAPLoss,
-    fast_ap_loss,
-    quantized_ap_loss,
     recall_at_k_loss,
     smooth_ap_loss,
     sup_ap_loss,
 )
-from sodeep.losses.semantic import ASPLoss, asp_loss
 
 __all__ = [
     "ASPLoss",
     "BinLiftedLoss",
     "BinomialDevianceLoss",
     "ContrastiveLoss",
+    "ContributingPairs",
     "CrossModalLoss",
     "EmbeddingLoss",
     "EmbeddingMemory",
@@ -107,6 +99,7 @@ __all__ = [
     "bin_lifted_loss",
     "binomial_deviance_loss",
     "contrastive_loss",
+    "contributing_pairs",
     "fast_ap_loss",
     "histogram_loss",
     "lifted_structure_loss",
@@ -115,6 +108,7 @@ __all__ = [
     "n_pairs_loss",
     "nca_loss",
     "nt_xent_loss",
+    "pair_weights",
     "pairwise_scores",
     "quantized_ap_loss",
     "recall_at_k_loss",

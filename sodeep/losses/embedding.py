@@ -11,214 +11,36 @@ embeddings. Two rows are a pair by their index: a row is never its own pair, but
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from sodeep._checks import (
-    FIND_THE_STEP,
-    check_at_least,
+from sodeep._core.checks import (
     check_bool,
     check_choice,
     check_device,
-    check_finite,
     check_positive,
     compiling,
     describe,
     is_number,
-    ordinary,
     readable,
 )
-from sodeep._labels import as_labels, label_tensor, same_label
-from sodeep._precision import full_precision, wide_dtype, working_dtype
-from sodeep._ties import tie_equal_rows
-from sodeep.losses._common import LossModule, reduce_defined
-from sodeep.scale import gather as gather_rows
-
-
-def _unit(x: Tensor) -> Tensor:
-    """Rows scaled to length 1; a zero row stays zero, with a finite gradient."""
-    # The cosine does not depend on the scale, so neither does its gradient: the largest entry may be divided out as
-    # a constant, and squares of huge or tiny entries neither overflow nor vanish.
-    largest = x.detach().abs().amax(-1, keepdim=True)
-    zero = largest < torch.finfo(x.dtype).tiny
-    scaled = x / largest.masked_fill(zero, 1)
-    unit: Tensor = scaled / torch.linalg.vector_norm(scaled, dim=-1, keepdim=True).masked_fill(zero, 1)
-    return unit
-
-
-def _cosine(x: Tensor, y: Tensor) -> Tensor:
-    unit = _unit(x)
-    return unit @ (unit if y is x else _unit(y)).T
-
-
-def _dot(x: Tensor, y: Tensor) -> Tensor:
-    return x @ y.T
-
-
-def _euclidean(x: Tensor, y: Tensor) -> Tensor:
-    # |x|² + |y|² − 2xy is a matrix product, but in float32 its rounding puts equal rows at a distance of 1e-3 of their
-    # length. float64 resolves 1e-7; what is below its rounding is 0, with gradient 0 where the root has none.
-    wide = wide_dtype(x)
-    a, b = x.to(wide), y.to(wide)
-    sizes = a.square().sum(-1, keepdim=True) + b.square().sum(-1)
-    squares = sizes - 2 * a @ b.T
-    same = squares <= 16 * torch.finfo(wide).eps * sizes
-    return -squares.masked_fill(same, 1).sqrt().masked_fill(same, 0).to(x.dtype)
-
-
-SIMILARITIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "cosine": _cosine,
-    "dot": _dot,
-    "euclidean": _euclidean,
-}
-
-
-def _check_rows(embeddings: object, name: str, like: Tensor | None = None, like_name: str = "") -> None:
-    """Rows of any values, as wide as those of `like` if given."""
-    if not isinstance(embeddings, Tensor):
-        raise TypeError(f"`{name}` must be a torch.Tensor of shape (n, d), got {type(embeddings).__name__}.")
-    if not embeddings.is_floating_point():
-        raise TypeError(f"`{name}` must be real floating point, got {describe(embeddings)}.")
-    if embeddings.ndim != 2 or embeddings.shape[1] == 0:
-        raise ValueError(f"`{name}` must have shape (n, d), one row an item, got shape {tuple(embeddings.shape)}.")
-    if like is not None:
-        width = like.shape[1]
-        if embeddings.shape[1] != width:
-            raise ValueError(
-                f"`{name}` must have the width of `{like_name}` ({width}), got shape {tuple(embeddings.shape)}."
-            )
-        check_device(embeddings, like, name, like_name)
-
-
-def _check_finite_rows(embeddings: Tensor, name: str, remedy: str = "Drop those rows") -> None:
-    check_finite(embeddings, name=name, remedy=f"{remedy}, or {FIND_THE_STEP}")
-
-
-def _check_embeddings(embeddings: object, name: str, like: Tensor | None = None, like_name: str = "") -> None:
-    """Rows to compare, with those of `like` if given."""
-    _check_rows(embeddings, name, like, like_name)
-    _check_finite_rows(embeddings, name)  # type: ignore[arg-type]
-
-
-def _similarities(x: Tensor, y: Tensor, similarity: str) -> Tensor:
-    """Similarities (n, m) of checked rows, in float32 or wider; equal rows have equal ones."""
-    dtype = working_dtype(x, y)
-    wide = ordinary(x).to(dtype)
-    other = wide if y is x else ordinary(y).to(dtype)
-    return tie_equal_rows(SIMILARITIES[similarity](wide, other), wide, other)
-
-
-def _relevance(given: Tensor, ref_labels: Any, n: int, m: int, two_sets: bool) -> Tensor:
-    """Which pairs are relevant, (n, m) bool, from labels of both sides or from a matrix given as the first.
-
-    The first are a tensor on the device of the embeddings, the others in any form.
-    """
-    if ref_labels is not None:
-        references = label_tensor(ref_labels, "ref_labels").to(given.device)
-        return same_label(as_labels(given, "labels", n), as_labels(references, "ref_labels", m, "ref_embeddings"))
-    if two_sets:
-        if given.shape != (n, m) or given.dtype != torch.bool:
-            raise ValueError(
-                "`ref_labels` must be given with `ref_embeddings`, got None. Or give `labels` as a boolean relevance "
-                f"matrix of shape ({n}, {m}); it is {describe(given)}."
-            )
-        return given
-    if given.shape == (n, n) and given.dtype == torch.bool and n > 1:
-        if readable(given) and not torch.equal(given, given.T):
-            raise ValueError(
-                f"`labels` as a boolean matrix of shape ({n}, {n}) must be symmetric: which rows are relevant to each "
-                "other. Multi-hot labels of as many classes as rows go in as numbers: labels.int(). A relevance that "
-                "is not symmetric goes in with ref_embeddings=embeddings."
-            )
-        return given
-    own = as_labels(given, "labels", n)
-    return same_label(own, own)
-
-
-@full_precision
-def _similarities_to(x: Tensor, sets: list[Tensor | None], similarity: str) -> list[Tensor]:
-    """Similarities of `x` to each of `sets`, None being `x` itself.
-
-    One product a set: rows of the past have no gradient, which one product of all of them would compute.
-    """
-    if similarity == "cosine" and len(sets) > 1:  # every row is brought to unit length once, not once a set
-        dtype = working_dtype(x, *(y for y in sets if y is not None))
-        x, similarity = _unit(x.to(dtype)), "dot"
-        sets = [y if y is None else _unit(y.to(dtype)) for y in sets]
-    return [_similarities(x, x if y is None else y, similarity) for y in sets]
-
-
-def _drop_diagonal(x: Tensor) -> Tensor:
-    """(n, n) without its diagonal, as (n, n − 1).
-
-    Without its first entry a flattened square reads as n − 1 rows of n + 1, and the diagonal is their last column.
-    """
-    n = len(x)
-    return x.flatten()[1:].view(n - 1, n + 1)[:, :-1].reshape(n, n - 1) if n > 1 else x[:, :0]
-
-
-@full_precision
-def pairwise_scores(
-    embeddings: Tensor,
-    labels: Any,
-    ref_embeddings: Tensor | None = None,
-    ref_labels: Any = None,
-    similarity: str = "cosine",
-) -> tuple[Tensor, Tensor]:
-    """Similarity and relevance of every row to every other row, or to every row of a reference set.
-
-    Args:
-        embeddings: (n, d) floating point, not necessarily normalised: the queries.
-        labels: of the n rows. Whole numbers, floats, bools or strings (n,) or (n, 1), in a tensor, an array or a list;
-            or multi-hot (n, c) of 0 and 1: rows that share a label are relevant to each other, a row without any to
-            none; or a boolean relevance matrix, (n, n) and symmetric, or (n, m) of any kind with `ref_embeddings` and
-            no `ref_labels`. Boolean multi-hot labels with c = n would read as such a matrix: give them as numbers.
-            Moved to the device of `embeddings` if need be. Floats are compared exactly.
-        ref_embeddings: (m, d), the rows to search in; None for `embeddings` itself.
-        ref_labels: of the m rows, in the form of `labels`.
-        similarity: "cosine"; "dot"; or "euclidean", which is minus the distance. The cosine to a zero row is 0. At
-            distance 0 the gradient is 0. Distances resolve 1e-7 of the rows' length: below that they are 0.
-
-    Returns:
-        ``scores``, ``relevant``: floating point and bool, (n, m). Without a reference set, or when `ref_embeddings`
-        is the very tensor `embeddings`, self pairs are left out by index: (n, n - 1), row i without column i. Equal
-        rows stay; they are real pairs, with equal scores wherever they stand. Scores are float32, or float64 if an
-        input is, also under autocast.
-
-    Raises:
-        TypeError: embeddings that are not floating point tensors; labels that are neither numbers nor strings.
-        ValueError: wrong shapes, NaN or infinite embeddings, NaN labels, labels of two kinds, embeddings on two
-            devices, `ref_labels` without `ref_embeddings`.
-
-    Example:
-        >>> embeddings = torch.tensor([[1.0, 0.0], [0.0, 1.0], [3.0, 0.0]])
-        >>> scores, relevant = pairwise_scores(embeddings, ["cat", "dog", "cat"])
-        >>> scores
-        tensor([[0., 1.],
-                [0., 0.],
-                [1., 0.]])
-        >>> relevant
-        tensor([[False,  True],
-                [False, False],
-                [ True, False]])
-    """
-    check_choice(similarity, SIMILARITIES, "similarity")
-    _check_embeddings(embeddings, "embeddings")
-    if ref_embeddings is None:
-        if ref_labels is not None:
-            raise ValueError("`ref_embeddings` must be given with `ref_labels`, got None.")
-        references = embeddings
-    else:
-        _check_embeddings(ref_embeddings, "ref_embeddings", embeddings, "embeddings")
-        references = ref_embeddings
-    given = label_tensor(labels).to(embeddings.device)
-    relevant = _relevance(given, ref_labels, len(embeddings), len(references), ref_embeddings is not None)
-    scores = _similarities(embeddings, references, similarity)
-    return (_drop_diagonal(scores), _drop_diagonal(relevant)) if references is embeddings else (scores, relevant)
+from sodeep._core.labels import as_labels, label_tensor, same_label
+from sodeep._core.precision import full_precision
+from sodeep.gather import gather as gather_rows
+from sodeep.losses._base import LossModule, reduce_defined
+from sodeep.losses.memory import NO_ID, EmbeddingMemory, as_ids
+from sodeep.losses.similarity import (
+    SIMILARITIES,
+    check_finite_rows,
+    check_rows,
+    drop_diagonal,
+    relevance,
+    similarities,
+    similarities_to,
+)
 
 
 def _check_loss(loss: object) -> Callable[..., Any]:
@@ -317,23 +139,6 @@ def _check_row_mask(where: object, like: Tensor, name: str) -> Tensor:
     return where
 
 
-NO_ID = torch.iinfo(torch.int64).min
-"""The id of a row that came without one: it is the same item as none."""
-
-
-def _as_ids(ids: Any, name: str, rows: int, of: str, device: torch.device) -> Tensor:
-    """Checked ids (rows,), int64."""
-    values = label_tensor(ids, name).to(device)
-    if values.ndim == 2 and values.shape[1] == 1:
-        values = values.squeeze(1)
-    if values.shape != (rows,) or values.is_floating_point() or values.dtype == torch.bool:
-        raise ValueError(
-            f"`{name}` must be whole numbers or strings of shape ({rows},), one for each row of `{of}`, "
-            f"got {describe(ids)}."
-        )
-    return values
-
-
 def _other_items(ids: Tensor, ref_ids: Tensor) -> Tensor:
     """Which pairs (n, m) are not of one item."""
     return (ids[:, None] != ref_ids) | (ref_ids == NO_ID)
@@ -385,12 +190,12 @@ def _both_ids(
                 raise ValueError(f"`{name}` must be given with `ref_ids`, got None.")
     if ids is None:
         return None, None
-    own = _as_ids(ids, "ids", len(embeddings), "embeddings", embeddings.device)
+    own = as_ids(ids, "ids", len(embeddings), "embeddings", embeddings.device)
     if ref_embeddings is None or (ref_embeddings is embeddings and ref_ids is None):
         return own, None
     if ref_ids is None:
         raise ValueError("`ref_ids` must be given with `ids` and `ref_embeddings`, got None.")
-    return own, _as_ids(ref_ids, "ref_ids", len(ref_embeddings), "ref_embeddings", embeddings.device)
+    return own, as_ids(ref_ids, "ref_ids", len(ref_embeddings), "ref_embeddings", embeddings.device)
 
 
 def _both(mask: Tensor | None, other: Tensor | None) -> Tensor | None:
@@ -410,7 +215,7 @@ def _without_self(
     """All three without self pairs, if the rows are compared with themselves."""
     if references is not None:
         return scores, relevant, pairs
-    return _drop_diagonal(scores), _drop_diagonal(relevant), None if pairs is None else _drop_diagonal(pairs)
+    return drop_diagonal(scores), drop_diagonal(relevant), None if pairs is None else drop_diagonal(pairs)
 
 
 def _zeroed(x: Tensor, real: Tensor | None) -> Tensor:
@@ -433,181 +238,6 @@ class _Batch(NamedTuple):
     """(n,), which rows are real; None for all."""
     pairs: Tensor | None
     """(n, m), which pairs are real; None for all."""
-
-
-@full_precision  # autocast on a CPU refuses to roll float16
-def _rolled(x: Tensor, first: int) -> Tensor:
-    """The rows from `first` on, then those before it."""
-    return x.roll(-first, 0)
-
-
-def _seal(seen: Any) -> Any:
-    """What stands beside a count of rows that was counted, and hardly ever beside one that memory happened to hold."""
-    return seen * 1_000_003 + 7_919
-
-
-class EmbeddingMemory(nn.Module):
-    """The last `size` embeddings and their labels: more references than a batch holds, for any loss.
-
-    Rows are kept without graph, first in, first out, in buffers: ``.to()`` moves them, ``state_dict()`` saves them.
-    Old rows come from older weights; they are good references once the embeddings move slowly, hence `warmup`.
-
-    Give it to `EmbeddingLoss`, which adds the batch after its loss is taken, or use it by hand, in that order: once
-    the batch is in the memory its rows would be their own positives.
-
-    A memory longer than an epoch holds past copies of the batch's own items, and so does a shorter one when a sampler
-    draws with replacement: easy positives that say nothing. With `ids` (whole numbers or strings that name the items,
-    such as their index in the data set) they are left out. A row that came without an id is taken for another item.
-
-    Under torch.compile a memory that fills up is another length at every step: compile the encoder, not this loss.
-
-    Two ways to fill it: with the rows that are compared (cross-batch memory), or with keys alone, which a slowly moving
-    copy of the encoder gives (MoCo): then the queries never enter. Both are `EmbeddingLoss`'s: see there.
-
-    Args:
-        size: rows to keep.
-        dim: width of an embedding.
-        num_classes: width of multi-hot labels; None for one label a row.
-        warmup: rows to be seen before the memory gives out any.
-
-    Attributes:
-        embeddings: (size, dim) float32, of which the first `seen` rows are filled.
-        labels: (size,) int64, or (size, num_classes) bool.
-        ids: (size,) int64. A state dict without them, as earlier versions made, is of rows without ids.
-        seen: how many rows came.
-        seal: tells that count from what a buffer without values holds: the memory then starts empty, with a warning.
-
-    References:
-        Wang, Zhang, Huang, Scott. Cross-Batch Memory for Embedding Learning. CVPR 2020. There the loss on the memory is
-        added to that on the batch; here both are one list.
-
-    Example:
-        >>> memory = EmbeddingMemory(size=3, dim=1)
-        >>> memory.update(torch.tensor([[1.0], [2.0]]), [10, 20], ids=[0, 1])
-        >>> memory.update(torch.tensor([[3.0], [4.0]]), [30, 40], ids=[2, 3])
-        >>> embeddings, labels = memory.get()
-        >>> labels
-        tensor([20, 30, 40])
-        >>> memory.get_ids()
-        tensor([1, 2, 3])
-    """
-
-    embeddings: Tensor
-    labels: Tensor
-    ids: Tensor
-    seen: Tensor
-    seal: Tensor
-
-    def __init__(self, size: int, dim: int, *, num_classes: int | None = None, warmup: int = 0) -> None:
-        super().__init__()
-        check_at_least(size, 1, "size")
-        check_at_least(dim, 1, "dim")
-        check_at_least(warmup, 0, "warmup")
-        if num_classes is not None:
-            check_at_least(num_classes, 2, "num_classes")
-        self.size, self.dim, self.num_classes, self.warmup = size, dim, num_classes, warmup
-        self.register_buffer("embeddings", torch.zeros(size, dim))
-        empty = torch.zeros(size, dtype=torch.int64) if num_classes is None else torch.zeros(size, num_classes).bool()
-        self.register_buffer("labels", empty)
-        self.register_buffer("ids", torch.full((size,), NO_ID))
-        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("seal", _seal(self.seen))
-
-    def check_labels(self, values: Tensor, rows: int, labels: Any) -> Tensor:
-        """What `label_tensor` made of the `labels` of `rows` rows, as stored; ValueError if they cannot be."""
-        checked = as_labels(values, "labels", rows)
-        if checked.is_floating_point() or checked.shape[1:] != self.labels.shape[1:]:
-            kind = "whole numbers or strings (n,)" if self.num_classes is None else f"multi-hot (n, {self.num_classes})"
-            raise ValueError(f"`labels` must be {kind} for this memory, got {describe(labels)}.")
-        return checked
-
-    def check_rows(self, embeddings: Tensor) -> None:
-        """Rows (n, dim) that this memory can hold; TypeError or ValueError if it cannot."""
-        self._check_real()
-        _check_rows(embeddings, "embeddings")
-        if embeddings.shape[1] != self.dim:
-            raise ValueError(f"`embeddings` must have shape (n, {self.dim}), got shape {tuple(embeddings.shape)}.")
-
-    def update(self, embeddings: Tensor, labels: Any, ids: Any = None) -> None:
-        """Add `embeddings` (n, dim) with `labels`, in order, in place of the oldest rows; of more than `size` the last.
-
-        Labels are whole numbers or strings (n,), or multi-hot (n, num_classes); `ids` whole numbers or strings (n,).
-        """
-        self.check_rows(embeddings)
-        _check_finite_rows(embeddings, "embeddings")
-        labels = self.check_labels(label_tensor(labels), len(embeddings), labels)
-        if ids is not None:
-            ids = _as_ids(ids, "ids", len(embeddings), "embeddings", self.ids.device)
-        self._add(embeddings, labels, ids)
-
-    @torch.no_grad()
-    def _add(self, embeddings: Tensor, labels: Tensor, ids: Tensor | None) -> None:
-        """`update` with what has been checked."""
-        if ids is None:
-            ids = torch.full((len(embeddings),), NO_ID)
-        self.seen.masked_fill_(self.seal != _seal(self.seen), 0)
-        skip = max(len(embeddings) - self.size, 0)
-        places = (self.seen + torch.arange(skip, len(embeddings), device=self.seen.device)) % self.size
-        for kept, new in ((self.embeddings, embeddings), (self.labels, labels), (self.ids, ids)):
-            kept[places] = new[skip:].to(kept)
-        self.seen += len(embeddings)
-        self.seal.copy_(_seal(self.seen))
-
-    def get(self) -> tuple[Tensor, Tensor]:
-        """The rows and their labels, oldest first, as copies; no rows before `warmup` rows have been seen."""
-        embeddings, labels, _ = self._past()
-        return embeddings, labels
-
-    def get_ids(self) -> Tensor:
-        """The ids of the rows of `get`; the least int64 where a row came without.
-
-        By hand: ``criterion(embeddings, labels, *memory.get(), ids=ids, ref_ids=memory.get_ids())``.
-        """
-        return self._past()[2]
-
-    def _past(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The rows, their labels and their ids."""
-        seen, buffers = self._count(), (self.embeddings, self.labels, self.ids)
-        if seen < self.warmup:
-            embeddings, labels, ids = (buffer[:0] for buffer in buffers)
-        # copies: an update between forward and backward must not change what the graph holds
-        elif seen < self.size:
-            embeddings, labels, ids = (buffer[:seen].clone() for buffer in buffers)
-        else:
-            embeddings, labels, ids = (_rolled(buffer, seen % self.size) for buffer in buffers)
-        return embeddings, labels, ids
-
-    def _count(self) -> int:
-        """Rows seen so far; none, with a warning, where the buffers hold what nobody put there."""
-        self._check_real()
-        seen, seal = torch.stack([self.seen, self.seal]).tolist()
-        if seal == _seal(seen):
-            return int(seen)
-        warnings.warn(
-            "The EmbeddingMemory is empty: its buffers came without values, as to_empty leaves them, and "
-            "from_pretrained where the checkpoint has none.",
-            stacklevel=4,
-        )
-        return 0
-
-    def _check_real(self) -> None:
-        if self.seen.is_meta:
-            raise ValueError(
-                "`memory` must be on a device that holds values, got one on the meta device. Build it where it is to "
-                "be, or load its state: load_state_dict(state, assign=True)."
-            )
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        # an older checkpoint has neither ids nor a seal
-        if isinstance(labels := state_dict.get(f"{prefix}labels"), Tensor):
-            state_dict.setdefault(f"{prefix}ids", torch.full(labels.shape[:1], NO_ID, device=labels.device))
-        if isinstance(seen := state_dict.get(f"{prefix}seen"), Tensor):
-            state_dict.setdefault(f"{prefix}seal", _seal(seen))
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
-    def extra_repr(self) -> str:
-        """The options, for repr()."""
-        return f"size={self.size}, dim={self.dim}, num_classes={self.num_classes}, warmup={self.warmup}"
 
 
 class EmbeddingLoss(_OnEmbeddings):
@@ -752,7 +382,7 @@ class EmbeddingLoss(_OnEmbeddings):
         elif self._has_own_references(memory, keys):
             relevant = same_label(labels, labels)
         else:
-            relevant = _relevance(labels, ref_labels, n, m, ref_embeddings is not None)
+            relevant = relevance(labels, ref_labels, n, m, ref_embeddings is not None)
         if rows is not None:
             columns = rows.new_ones(m) if references is not None and keys is None else rows
             pairs = _both(pairs, rows[:, None] & columns)
@@ -760,12 +390,12 @@ class EmbeddingLoss(_OnEmbeddings):
             others = _other_items(ids, ids if ref_ids is None else ref_ids)
             pairs = _both(pairs, others if keys is None else others | torch.eye(n, dtype=torch.bool, device=device))
         if memory is None:
-            (scores,) = _similarities_to(embeddings, [references], self.similarity)
+            (scores,) = similarities_to(embeddings, [references], self.similarity)
             scores, relevant, pairs = _without_self(scores, relevant, pairs, references)
             return self._value(self._scaled(scores), relevant, pairs, options)
 
         past, past_labels, past_ids = memory._past()
-        scores, past_scores = _similarities_to(embeddings, [references, past], self.similarity)
+        scores, past_scores = similarities_to(embeddings, [references, past], self.similarity)
         scores, relevant, pairs = _without_self(scores, relevant, pairs, references)
         past_pairs = None if ids is None else _other_items(ids, past_ids)
         if rows is not None:
@@ -799,7 +429,7 @@ class EmbeddingLoss(_OnEmbeddings):
     ) -> None:
         """Embeddings, keys and reference set are rows of one width, and no two that exclude each other are given."""
         if memory is None:
-            _check_rows(embeddings, "embeddings")
+            check_rows(embeddings, "embeddings")
         else:
             memory.check_rows(embeddings)
         if ref_embeddings is None and ref_labels is not None:
@@ -807,9 +437,9 @@ class EmbeddingLoss(_OnEmbeddings):
         if ref_embeddings is not None:
             if option := self._has_own_references(memory, keys):
                 raise ValueError(f"`ref_embeddings` must not be given to a loss with {option}, which has its own.")
-            _check_rows(ref_embeddings, "ref_embeddings", embeddings, "embeddings")
+            check_rows(ref_embeddings, "ref_embeddings", embeddings, "embeddings")
         if keys is not None:
-            _check_rows(keys, "keys", embeddings, "embeddings")
+            check_rows(keys, "keys", embeddings, "embeddings")
             if len(keys) != len(embeddings):
                 raise ValueError(
                     f"`keys` must have shape {tuple(embeddings.shape)}, the items of `embeddings` row by row, "
@@ -856,10 +486,10 @@ class EmbeddingLoss(_OnEmbeddings):
             references, rows, ids = (x if x is None else gather_rows(x) for x in (references, rows, ids))
         # after gather, so that every process raises and none waits for the one that did
         remedy = "Mask those rows out with where="
-        _check_finite_rows(embeddings, "embeddings", remedy)
+        check_finite_rows(embeddings, "embeddings", remedy)
         if references is not None:
             name, remedy = ("keys", remedy) if keys is not None else ("ref_embeddings", "Drop those rows")
-            _check_finite_rows(references, name, remedy)
+            check_finite_rows(references, name, remedy)
         return _Batch(embeddings, references, labels, ids, ref_ids, rows, pairs)
 
     def _masks(self, where: Any, n: int, m: int, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -957,8 +587,8 @@ class CrossModalLoss(_OnEmbeddings):
         self, queries: Tensor, gallery: Tensor, relevant: Any = None, *, where: Tensor | None = None, **options: Any
     ) -> Any:
         """The mean of the losses of both directions."""
-        _check_rows(queries, "queries")
-        _check_rows(gallery, "gallery", queries, "queries")
+        check_rows(queries, "queries")
+        check_rows(gallery, "gallery", queries, "queries")
         if where is not None:
             _check_row_mask(where, queries, "queries")
         if where is not None and where.ndim == 1 and len(where) == len(queries) == len(gallery):
@@ -974,8 +604,8 @@ class CrossModalLoss(_OnEmbeddings):
                 raise ValueError(f"`where` must have shape ({n}, {m}){rows}, got shape {tuple(where.shape)}.")
             queries, gallery = _zeroed(queries, where.any(1)), _zeroed(gallery, where.any(0))
         # after gather, so that every process raises and none waits for the one that did
-        _check_finite_rows(queries, "queries", "Mask those rows out with where=")
-        _check_finite_rows(gallery, "gallery", "Mask those rows out with where=")
+        check_finite_rows(queries, "queries", "Mask those rows out with where=")
+        check_finite_rows(gallery, "gallery", "Mask those rows out with where=")
         if relevant is not None:
             relevant = torch.as_tensor(relevant, device=queries.device)
             if relevant.shape != (n, m):
@@ -989,7 +619,7 @@ class CrossModalLoss(_OnEmbeddings):
                 f"`relevant` must be given when queries ({n}) and gallery ({m}) differ in number, got None. "
                 f"Say which belong together in a boolean tensor of shape ({n}, {m})."
             )
-        scores = self._scaled(full_precision(_similarities)(queries, gallery, self.similarity))
+        scores = self._scaled(full_precision(similarities)(queries, gallery, self.similarity))
         there = self._value(scores, relevant, where, options)
         back = self._value(scores.T, relevant.T, where if where is None else where.T, options)
         if type(there) is type(back) is tuple and len(there) == 2:  # what return_stats adds

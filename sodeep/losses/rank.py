@@ -24,15 +24,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sodeep._checks import (
-    check_at_least,
-    check_choice,
-    check_number,
-)
-from sodeep._lists import check_target, masked_mean, prepare, warn_of_outputs
-from sodeep._precision import working_dtype
-from sodeep._sort import ordered_floats
-from sodeep.losses._common import ListStats, Loss, loss_function, reduce_defined
+from sodeep._core.checks import check_at_least, check_choice, check_number
+from sodeep._core.lists import check_target, masked_mean, prepare, warn_of_outputs
+from sodeep._core.precision import working_dtype
+from sodeep._core.sort import ordered_floats
+from sodeep.losses._base import ListStats, Loss, loss_function, reduce_defined
 from sodeep.ranks import RankFunction, apply_rank_fn, check_rank_fn, exact_rank
 
 

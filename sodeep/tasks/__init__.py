@@ -8,10 +8,10 @@ A task is data, a small encoder, a step that applies a loss, and exact evaluatio
 * ``multi-label``: every label ranks the examples, judged by mean average precision.
 * ``toy``: points of two classes and a linear scorer, beside a linear support vector machine.
 
-Where things are: `Task`, `Evaluation`, `Layout` and the four kinds of data (`RetrievalData`, ...) are in
-`sodeep.tasks.base`, one task in each module beside it, losses by name in `sodeep.tasks.contenders`, data sets as they
-lie on disk in `sodeep.tasks.layouts`, the small sets to begin with in `sodeep.tasks.generated`. `sodeep.compare` trains
-the tasks with losses and keeps one `sodeep.compare.Run` for each training; `sodeep.report` makes tables and figures of
+Where things are: `Task`, `TaskMetrics`, `Layout` and the four kinds of data (`RetrievalData`, ...) are in
+`sodeep.tasks.base`, one task in each module beside it, losses by name in `sodeep.comparison.losses_by_name`, data sets as they
+lie on disk in `sodeep.tasks.layouts`, the small sets to begin with in `sodeep.datasets.generated`. `sodeep.compare` trains
+the tasks with losses and keeps one `sodeep.comparison.runs.Run` for each training; `sodeep.report` makes tables and figures of
 them. A further task is a subclass of `Task` in a module of its own, and a line in `TASKS`.
 
 >>> task = TASKS["memorability"].load(seed=0)  # no data given: a small embedded set
@@ -21,16 +21,9 @@ them. A further task is a subclass of `Task` in a module of its own, and a line 
 
 from __future__ import annotations
 
-from sodeep.tasks.base import (
-    CrossModalData,
-    Evaluation,
-    Layout,
-    MemorabilityData,
-    MultiLabelData,
-    RetrievalData,
-    Task,
-    read_data,
-)
+from sodeep.datasets._folder import Layout, read_data
+from sodeep.datasets.types import CrossModalData, MemorabilityData, MultiLabelData, RetrievalData
+from sodeep.tasks.base import Task, TaskMetrics
 from sodeep.tasks.cross_modal import CrossModal
 from sodeep.tasks.memorability import Memorability
 from sodeep.tasks.multi_label import MultiLabel
@@ -50,7 +43,6 @@ __all__ = [
     "TASKS",
     "CrossModal",
     "CrossModalData",
-    "Evaluation",
     "Layout",
     "Memorability",
     "MemorabilityData",
@@ -59,6 +51,7 @@ __all__ = [
     "Retrieval",
     "RetrievalData",
     "Task",
+    "TaskMetrics",
     "Toy",
     "read_data",
 ]

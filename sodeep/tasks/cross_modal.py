@@ -10,21 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from sodeep import metrics
-from sodeep._ties import tie_equal_rows
+from sodeep._core.ties import tie_equal_rows
+from sodeep.datasets.captions import CROSS_MODAL
+from sodeep.datasets.generated import shapes
+from sodeep.datasets.splits import with_validation
+from sodeep.datasets.texts import TEXT_FEATURES, static_vectors
+from sodeep.datasets.types import Array, CrossModalData
 from sodeep.losses import CrossModalLoss, quantized_ap_loss
-from sodeep.tasks.base import (
-    Array,
-    CrossModalData,
-    Evaluation,
-    Loss,
-    Task,
-    with_validation,
-)
+from sodeep.tasks.base import Loss, Task, TaskMetrics
 from sodeep.tasks.encoders import FeatureNet, TextNet, as_input, encode, item_net, ngram_table
-from sodeep.tasks.generated import shapes
-from sodeep.tasks.layouts import CROSS_MODAL
 from sodeep.tasks.semantics import TEXT_SCORES, SemanticScores
-from sodeep.tasks.texts import TEXT_FEATURES, static_vectors
 
 _ASP = {"overlap": "ASP", **{name: f"ASP {name}" for name in TEXT_SCORES}}
 """Semantic scores by name -> the metric that judges by them."""
@@ -187,7 +182,7 @@ class CrossModal(Task):
             self.tables[name, split] = self._semantic(name, images, images)
         return self.tables[name, split]
 
-    def evaluate(self, model: nn.Module, split: str, details: bool = False) -> Evaluation:
+    def evaluate(self, model: nn.Module, split: str, details: bool = False) -> TaskMetrics:
         """Exact metrics of both directions over the split, and the details of the class docstring."""
         device = self.items.device
         towers: Any = model
@@ -213,8 +208,8 @@ class CrossModal(Task):
         found["R@1 mean"] = (found["i2t R@1"] + found["t2i R@1"]) / 2
         found = {name: found[name] for name in self.metrics if name in found}
         if not details:
-            return Evaluation(found)
-        return Evaluation(found, self._details(x, images, captions, scores, relevant, ranks))
+            return TaskMetrics(found)
+        return TaskMetrics(found, self._details(x, images, captions, scores, relevant, ranks))
 
     def _details(
         self,

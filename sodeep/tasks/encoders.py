@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 
-class PictureNet(nn.Module):
+class ImageEncoder(nn.Module):
     """Convolutions, each halving the picture, until it is 4 pixels wide or less; then one linear layer.
 
     In training, pictures are jittered: there are few of them.
@@ -184,7 +184,7 @@ def item_net(items: Tensor, train: Tensor, width: int) -> nn.Module:
     """An encoder for the inputs that `as_input` gave; `train` are the indices of those in the training split."""
     if items.dtype != torch.uint8:
         return FeatureNet(items[train], width)
-    net = PictureNet(items.shape[1], min(items.shape[-2:]), width)
+    net = ImageEncoder(items.shape[1], min(items.shape[-2:]), width)
     with torch.no_grad():  # settles the size of the last layer
         net.eval()(items[:1].cpu())
     return net.train()

@@ -11,19 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from sodeep import metrics
-from sodeep._checks import user_path
-from sodeep.tasks.base import (
-    Array,
-    Evaluation,
-    Loss,
-    MemorabilityData,
-    Task,
-    given_split,
-)
+from sodeep._core.checks import user_path
+from sodeep.datasets.generated import noisy_scores
+from sodeep.datasets.memorability import MEMORABILITY, table_data
+from sodeep.datasets.splits import given_split
+from sodeep.datasets.texts import TEXT_FEATURES, static_vectors, tf_idf
+from sodeep.datasets.types import Array, MemorabilityData
+from sodeep.tasks.base import Loss, Task, TaskMetrics
 from sodeep.tasks.encoders import FeatureNet, encode
-from sodeep.tasks.generated import noisy_scores
-from sodeep.tasks.layouts import MEMORABILITY, table_data
-from sodeep.tasks.texts import TEXT_FEATURES, static_vectors, tf_idf
 
 
 class Memorability(Task):
@@ -42,7 +37,7 @@ class Memorability(Task):
     vectors of that package.
 
     Of a csv table, `target` names the column of scores, `text` that of texts and `predictors` those of numbers
-    (`sodeep.tasks.layouts.read_table`).
+    (`sodeep.datasets.memorability.read_table`).
     """
 
     name = "memorability"
@@ -117,7 +112,7 @@ class Memorability(Task):
         target = (self.target[where] - middle) / scale
         return {"target": lambda loss: loss(scores, target)}
 
-    def evaluate(self, model: nn.Module, split: str, details: bool = False) -> Evaluation:
+    def evaluate(self, model: nn.Module, split: str, details: bool = False) -> TaskMetrics:
         """Exact metrics over the split, and the details of the class docstring."""
         predicted, true = self._predict(model, split)
         x, y = (values.double() for values in self._predict(model, "val"))
@@ -129,7 +124,7 @@ class Memorability(Task):
             "MAE": (predicted - true).abs().mean().item(),
             "MAE fitted": (slope * predicted + offset - true).abs().mean().item(),
         }
-        return Evaluation(found, {"predicted": predicted.cpu().numpy(), "true": true.cpu().numpy()} if details else {})
+        return TaskMetrics(found, {"predicted": predicted.cpu().numpy(), "true": true.cpu().numpy()} if details else {})
 
     def _predict(self, model: nn.Module, split: str) -> tuple[Tensor, Tensor]:
         where = self.index[split].to(self.features.device)

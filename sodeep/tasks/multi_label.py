@@ -10,19 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from sodeep import metrics
-from sodeep.tasks.base import (
-    Array,
-    Evaluation,
-    Layout,
-    Loss,
-    MultiLabelData,
-    Task,
-    given_split,
-)
+from sodeep.datasets._folder import Layout
+from sodeep.datasets.generated import topics
+from sodeep.datasets.multi_label import MULTI_LABEL
+from sodeep.datasets.splits import given_split
+from sodeep.datasets.texts import TEXT_FEATURES, static_vectors
+from sodeep.datasets.types import Array, MultiLabelData
+from sodeep.tasks.base import Loss, Task, TaskMetrics
 from sodeep.tasks.encoders import FeatureNet, TextNet, as_input, encode, item_net, ngram_table
-from sodeep.tasks.generated import topics
-from sodeep.tasks.layouts import MULTI_LABEL
-from sodeep.tasks.texts import TEXT_FEATURES, static_vectors
 
 
 class MultiLabel(Task):
@@ -96,7 +91,7 @@ class MultiLabel(Task):
         mask = {} if bool(known.all()) else {"where": known}
         return {"relevant": lambda loss: loss(scores, relevant, **mask)}
 
-    def evaluate(self, model: nn.Module, split: str, details: bool = False) -> Evaluation:
+    def evaluate(self, model: nn.Module, split: str, details: bool = False) -> TaskMetrics:
         """Exact metrics over the split, and the details of the class docstring."""
         where = self.index[split].to(self.inputs.device)
         scores, relevant, known = encode(model, self.inputs[where]), self.labels[where], self.known[where]
@@ -106,8 +101,8 @@ class MultiLabel(Task):
         micro = metrics.average_precision(scores.flatten(), relevant.flatten(), where=known.flatten())
         found = {"mAP": ap.nanmean().item(), "AP micro": micro.item()}
         if not details:
-            return Evaluation(found)
-        return Evaluation(
+            return TaskMetrics(found)
+        return TaskMetrics(
             found,
             {
                 "ap": ap.cpu().numpy(),

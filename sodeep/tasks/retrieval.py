@@ -10,19 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from sodeep import metrics
+from sodeep.datasets.generated import digits
+from sodeep.datasets.retrieval import RETRIEVAL
+from sodeep.datasets.splits import split_classes
+from sodeep.datasets.types import Array, RetrievalData
 from sodeep.losses import EmbeddingLoss, pairwise_scores, quantized_ap_loss
 from sodeep.samplers import BalancedBatchSampler
-from sodeep.tasks.base import (
-    Array,
-    Evaluation,
-    Loss,
-    RetrievalData,
-    Task,
-    split_classes,
-)
+from sodeep.tasks.base import Loss, Task, TaskMetrics
 from sodeep.tasks.encoders import as_input, encode, item_net
-from sodeep.tasks.generated import digits
-from sodeep.tasks.layouts import RETRIEVAL
 
 
 class Retrieval(Task):
@@ -103,7 +98,7 @@ class Retrieval(Task):
             "embeddings": lambda loss: loss(embeddings, labels),
         }
 
-    def evaluate(self, model: nn.Module, split: str, details: bool = False) -> Evaluation:
+    def evaluate(self, model: nn.Module, split: str, details: bool = False) -> TaskMetrics:
         """Exact metrics over all items of the split, and the details of the class docstring."""
         embeddings = encode(model, self.items[self.index[split].to(self.items.device)])
         rows: list[Tensor] = []
@@ -119,8 +114,8 @@ class Retrieval(Task):
                 values[f"R@{k}"].append(metrics.hit_rate_at_k(scores, relevant, k=k, where=where))
         found = {name: torch.cat(parts).mean().item() for name, parts in values.items() if parts}
         if not details:
-            return Evaluation(found)
-        return Evaluation(found, self._details(embeddings, split, torch.cat(rows), torch.cat(values["mAP"])))
+            return TaskMetrics(found)
+        return TaskMetrics(found, self._details(embeddings, split, torch.cat(rows), torch.cat(values["mAP"])))
 
     def _lists(
         self, embeddings: Tensor, split: str, rows: Tensor | None = None

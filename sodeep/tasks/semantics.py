@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import sparse
 
-from sodeep._checks import check_choice
-from sodeep.tasks.base import Array
+from sodeep._core.checks import check_choice
+from sodeep.datasets.types import Array
 
 ORDERS = (1, 2, 3, 4)
 """Lengths n of the n-grams of CIDEr and BLEU."""

@@ -12,9 +12,10 @@ from typing import ClassVar
 
 from torch import nn
 
-from sodeep.tasks.base import Evaluation, Layout
+from sodeep.datasets._folder import Layout
+from sodeep.datasets.generated import two_classes
+from sodeep.tasks.base import TaskMetrics
 from sodeep.tasks.encoders import FeatureNet
-from sodeep.tasks.generated import two_classes
 from sodeep.tasks.multi_label import MultiLabel
 
 
@@ -38,11 +39,11 @@ class Toy(MultiLabel):
         """A linear scorer of standardised features."""
         return FeatureNet(self.inputs[self.index["train"]], width=1, hidden=0)
 
-    def evaluate(self, model: nn.Module, split: str, details: bool = False) -> Evaluation:
+    def evaluate(self, model: nn.Module, split: str, details: bool = False) -> TaskMetrics:
         """Exact metrics over the split, with those of the support vector machine beside."""
         found = super().evaluate(model, split, details)
         metrics = {"mAP": found.metrics["mAP"], "mAP of a linear SVM": self.svm[split]}
-        return Evaluation(metrics, found.details)
+        return TaskMetrics(metrics, found.details)
 
     @functools.cached_property
     def svm(self) -> dict[str, float]:

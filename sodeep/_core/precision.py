@@ -1,0 +1,49 @@
+"""Precision: ranks, targets and losses live in float32 or wider, whatever autocast says.
+
+The whole numbers above 256 do not fit in bfloat16, nor those above 2,048 in float16: ranks in half precision are wrong.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+P = ParamSpec("P")
+
+R = TypeVar("R")
+
+
+def working_dtype(*tensors: Tensor) -> torch.dtype:
+    """The dtype to compute in: float64 when one of the tensors is float64, else float32."""
+    return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
+
+
+def wide_dtype(x: Tensor) -> torch.dtype:
+    """The dtype for sums that must not round: float64, where the device of `x` has it."""
+    return torch.float32 if x.device.type == "mps" else torch.float64
+
+
+def full_precision(function: Callable[P, R]) -> Callable[P, R]:
+    """Run `function` outside autocast, on the devices of its tensor arguments."""
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        for argument in (*args, *kwargs.values()):
+            if isinstance(argument, Tensor) and _in_autocast(argument.device.type):
+                with torch.autocast(argument.device.type, enabled=False):
+                    return function(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+# asked once, here: torch.compile of torch 2.4 cannot trace the question
+_AUTOCAST = tuple(device for device in ("cpu", "cuda", "mps", "xpu", "hpu") if torch.amp.is_autocast_available(device))
+
+
+def _in_autocast(device: str) -> bool:
+    return device in _AUTOCAST and torch.is_autocast_enabled(device)

@@ -1,0 +1,341 @@
+"""The command ``sodeep compare``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shlex
+import shutil
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sodeep._core.progress import Progress
+from sodeep.cli.group import UserPath
+from sodeep.cli.names import layouts
+
+if TYPE_CHECKING:
+    from sodeep.comparison.read import Comparison
+    from sodeep.comparison.runs import Run
+    from sodeep.comparison.schedule import Plan
+    from sodeep.report.figures import ReportFigure
+
+
+MOST_JOBS = 8
+"""Processes by default: each reads the data and holds a copy of its own."""
+
+
+class _Compare(click.Command):
+    """Its help ends with the layouts of data that each task reads."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for task, known in layouts().items():
+            with formatter.section(f"--data of {task}"):
+                formatter.write_dl(list(known.items()))
+
+
+@click.command("compare", cls=_Compare)
+@click.argument("task", metavar="TASK")
+@click.option("--loss", "losses", multiple=True, metavar="NAME", help="Repeatable.  [default: those of the task]")
+@click.option("--baseline", metavar="NAME", help="The loss that differences are taken to.  [default: that of the task]")
+@click.option(
+    "--seeds",
+    type=click.IntRange(1),
+    help="How many seeds, from 0.  [default: 5; 10 on the embedded sets, which are small]",
+)
+@click.option(
+    "--data",
+    type=UserPath(path_type=Path),
+    help="Folder or file of the data, in a layout named below.  [default: a small embedded set]",
+)
+@click.option(
+    "--out", type=UserPath(path_type=Path, file_okay=False), help="Folder of the comparison.  [default: runs/TASK]"
+)
+@click.option("--epochs", type=click.IntRange(1), help="Passes over the training split.  [default: those of the task]")
+@click.option("--batch-size", type=click.IntRange(4), default=100, show_default=True, help="Items a step.")
+@click.option(
+    "--train-fraction",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="How much of the training split is trained on.",
+)
+@click.option(
+    "--semantic",
+    metavar="SCORE",
+    help="Semantic scores that asp is trained on (cross-modal): overlap of keywords, or cider, bleu or rouge-l of "
+    "captions.  [default: the first that the data have]",
+)
+@click.option(
+    "--text-features",
+    metavar="NAME",
+    help="What texts are turned into: tf-idf, or wordllama, word vectors (pip install wordllama).  [default: tf-idf]",
+)
+@click.option(
+    "--target", metavar="COLUMN", help="Column of scores in a csv of your own (memorability).  [default: score]"
+)
+@click.option("--text", metavar="COLUMN", help="Its column of texts.  [default: text, if there is one]")
+@click.option(
+    "--predictor",
+    "predictors",
+    multiple=True,
+    metavar="COLUMN",
+    help="Its columns of numbers to predict from; repeatable.  [default: all the others]",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(1),
+    help=f"Processes, of one thread each.  [default: on a CPU the cores, at most {MOST_JOBS}; on a GPU 1]",
+)
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, ...")
+@click.option(
+    "--tensorboard", is_flag=True, help="Write the report for TensorBoard too, to the folder tensorboard in --out."
+)
+@click.option("--quiet", is_flag=True, help="No progress, the table only.")
+def compare(
+    task: str,
+    losses: tuple[str, ...],
+    baseline: str | None,
+    seeds: int | None,
+    data: Path | None,
+    out: Path | None,
+    epochs: int | None,
+    batch_size: int,
+    train_fraction: float,
+    semantic: str | None,
+    text_features: str | None,
+    target: str | None,
+    text: str | None,
+    predictors: tuple[str, ...],
+    jobs: int | None,
+    device: str,
+    tensorboard: bool,
+    quiet: bool,
+) -> None:
+    """Compare losses on TASK: retrieval, cross-modal, memorability, multi-label or toy.
+
+    Every loss gets the same features, batches and steps, and four settings, of which the best on the validation split
+    is tested: a learning rate and one hyper-parameter of its own. Finished runs are kept in the folder --out: started
+    again, the command goes on with what is missing, and more losses and seeds may be added.
+
+    \b
+    NAME is one of
+      mse, l1, huber, spearman:RANK           for memorability; spearman: + 0.1 x L1 of the values
+      bce, hinge                              for multi-label and toy
+      map:RANK, recall:RANK, smooth-ap, quantized-ap, fast-ap, sup-ap, recall-at-k,
+      multi-similarity, nt-xent, triplet...   for all but memorability
+      asp                                     for cross-modal
+      peer:torchsort, peer:smooth-ap...       of other packages, if installed
+      my_module:MyLoss                        your own
+      A+B                                     a sum, its weight tuned
+    Your own is called like the others of the task, loss(scores, relevant) or for
+    memorability loss(scores, target); in retrieval as loss(embeddings, labels) if
+    its first argument is called embeddings (pytorch-metric-learning's form).
+    RANK is laplace, sigmoid, blackbox, straight-through, a shipped sorter,
+    FILE.safetensors or my_module:my_rank.
+
+    Example: sodeep compare memorability --loss mse --loss spearman:laplace --seeds 5
+    """  # noqa: D301  # \b is click's mark for lines it must not wrap
+    from sodeep import comparison
+    from sodeep._core.extras import check_installed
+    from sodeep.comparison.losses_by_name import default_losses
+    from sodeep.tasks import TASKS
+
+    if tensorboard:
+        check_installed("tensorboard", "--tensorboard")
+    out = out or Path("runs") / task
+    names = list(losses)
+    if baseline is not None and baseline not in names:
+        # a baseline is compared too; without --loss, with the losses of the task
+        names = [baseline, *(names or (default_losses(TASKS[task]) if task in TASKS else ()))]
+    progress = _Progress()
+    context = click.get_current_context()
+    context.with_resource(contextlib.closing(progress))
+    context.with_resource(_warnings_in_a_line())
+    try:
+        runs = comparison.compare(
+            task,
+            names or None,
+            out=out,
+            data=data,
+            seeds=seeds or (5 if data else 10),
+            epochs=epochs,
+            batch_size=batch_size,
+            train_fraction=train_fraction,
+            semantic=semantic,
+            text_features=text_features,
+            target=target,
+            text=text,
+            predictors=predictors or None,
+            jobs=jobs or _cores(device),
+            device=device,
+            on_run=None if quiet else progress,
+            on_start=None if quiet else progress.begin,
+        )
+        progress.close()
+        _report(out, baseline, tensorboard)
+    except comparison.ComparisonStopped as stop:
+        progress.close()
+        with contextlib.suppress(OSError):  # of a terminal that is gone
+            click.echo(f"\n{stop}", err=True)
+        sys.exit(128 + stop.signum if stop.signum else 1)
+    except _UnsaidError as error:
+        with contextlib.suppress(OSError):
+            click.echo(f"Stopped: {error}. What is done is kept in {out}: start again to go on.", err=True)
+        sys.exit(1)
+    if not any(run.stage == "test" and run.status == "ok" for run in runs):
+        raise click.ClickException("No loss could be trained and tested.")
+
+
+def _report(out: Path, baseline: str | None, tensorboard: bool) -> None:
+    """Write what came out to the folder, and print the table."""
+    from sodeep.comparison.compare import sole_comparison
+    from sodeep.comparison.read import read_comparison
+    from sodeep.report.tables import repeated_note
+    from sodeep.report.text import text_table
+    from sodeep.report.write import draw_figures, write_report
+
+    comparison = read_comparison(out, baseline)
+    try:  # files first: the output may be closed by now
+        with sole_comparison(out):
+            figures, notes = draw_figures(comparison)
+            command = "sodeep " + shlex.join(sys.argv[1:])
+            files = write_report(comparison, figures, notes, command=command)
+            board = _write_board(comparison, figures) if tensorboard else None
+    finally:
+        _say(text_table(comparison.summary))
+    again = repeated_note(comparison.summary, "the same command")
+    if again:
+        _say(f"\n{again}")
+    _say(f"\nReport: {', '.join(str(file) for file in files.values())}")
+    if board is not None:
+        _say(f"TensorBoard: tensorboard --logdir {shlex.quote(str(board))}")
+    for note in notes:
+        _say(note)
+
+
+def _write_board(comparison: Comparison, figures: Sequence[ReportFigure]) -> Path:
+    """Write the folder for TensorBoard anew, since it would show old and new as one, and so that it is always whole."""
+    from sodeep.report.tensorboard import write_tensorboard
+
+    board = comparison.folder / "tensorboard"
+    fresh = board.with_name(f".tensorboard.{secrets.token_hex(4)}.tmp")
+    try:
+        write_tensorboard(comparison, figures, fresh)
+        shutil.rmtree(board, ignore_errors=True)
+        fresh.replace(board)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return board
+
+
+class _UnsaidError(Exception):
+    """The output is closed (``| head``), or its disk is full."""
+
+
+def _say(text: str) -> None:
+    """A line on stdout."""
+    try:
+        click.echo(text)
+    except OSError as error:
+        with contextlib.suppress(OSError):  # what is still to be written would be an error again when Python ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise _UnsaidError(f"the output cannot be written ({error.strerror})") from error
+
+
+@contextlib.contextmanager
+def _warnings_in_a_line() -> Iterator[None]:
+    """Warnings as notes on stderr, without the line of code they come from."""
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        click.echo(f"Note: {message}", err=True)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
+
+
+def _cores(device: str) -> int:
+    """Processes where the user does not say: the cores this process may use, one for a GPU, which is shared badly."""
+    import torch
+
+    if device != "cpu" and (device != "auto" or torch.cuda.is_available()):
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, MOST_JOBS)
+
+
+class _Progress:
+    """Tested and failed runs, a line each on stdout; and how far all of it is, on stderr."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.bar = Progress("training", clock=clock)
+        self.plan: Plan | None = None
+        self.spent = 0.0
+
+    def begin(self, plan: Plan) -> None:
+        """Before the first training: what a step of each loss takes, and how long it all may."""
+        self.plan = plan
+        self.bar = Progress("training", clock=self.clock)  # what has been timed until now is no part of it
+        if plan.tests:
+            _say(_costs(plan))
+            self.bar.update(0, lambda: f"about {_duration(plan.seconds)} to go")
+
+    def __call__(self, run: Run, done: int, total: int) -> None:
+        if run.stage == "test" or run.status == "failed":
+            self.close()
+            _say(self._line(run))
+        if done < total:
+            self.bar.update(self._share(run), lambda: f"{done} of {total} runs")
+
+    def _share(self, run: Run) -> float:
+        """How much of the work is done, by how long it was estimated to take; losses differ in cost."""
+        if self.plan is None or not self.plan.seconds:
+            return 0.0
+        self.spent += self.plan.seconds_of(run.loss, run.stage)
+        return self.spent / (self.plan.seconds * self.plan.jobs)
+
+    def close(self) -> None:
+        """Clear the line."""
+        self.bar.close()
+
+    def _line(self, run: Run) -> str:
+        from sodeep.comparison.read import settings_text
+
+        settings = settings_text(run.settings)
+        if run.status == "failed":
+            failure = run.failure or {}
+            return f"{run.loss}, seed {run.seed} ({settings}): failed at step {failure['step']}: {failure['reason']}"
+        name, value = next(iter(run.metrics.items()))
+        return f"{run.loss}, seed {run.seed}: {name} {value:.3f} ({settings})"
+
+
+def _costs(plan: Plan) -> str:
+    """A table of what each loss costs, and how long all of it may take."""
+    rows = [("loss", "ms/step", "a training", "trainings")]
+    for loss, count in plan.trainings.items():
+        step, training = plan.seconds_per_step.get(loss), plan.seconds_per_training.get(loss)
+        cells = ("-", "-") if step is None or training is None else (f"{1000 * step:.1f}", _duration(training))
+        rows.append((loss, *cells, str(count)))
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+    trainings, tests = sum(plan.trainings.values()), sum(plan.tests.values())
+    processes = f" in {plan.jobs} processes" * (plan.jobs > 1)
+    return "\n".join([*lines, f"{trainings} trainings, {tests} tests: about {_duration(plan.seconds)}{processes}", ""])
+
+
+def _duration(seconds: float) -> str:
+    """Roughly, in words."""
+    if seconds < 1:
+        return f"{max(seconds, 0.1):.1f} s"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{seconds / 3600:.1f} h"

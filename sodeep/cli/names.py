@@ -1,0 +1,46 @@
+"""What ``sodeep --help`` lists, said again here so that help imports no torch. Tests hold it to the code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+SORTERS = ("cnn", "lstm", "lstm-large", "lstm-end", "gru", "gru-proj", "gru-sum", "mlp", "set")
+"""Keys of `sodeep.SORTERS`."""
+
+VALUE_LOSSES = ("l1", "l2", "huber")
+"""Keys of `sodeep.training.objective.VALUE_LOSSES`."""
+
+DISTRIBUTIONS = (
+    "uniform",
+    "normal",
+    "even",
+    "even-sorted",
+    "concat",
+    "ties",
+    "runs",
+    "constant",
+    "scaled",
+    "skewed",
+    "heavy-tailed",
+    "clusters",
+    "similarities",
+    "nearly-sorted",
+    "bimodal",
+    "even-2019",
+    "even-sorted-2019",
+    "uniform-normal-2019",
+    "even-uniform-2019",
+    "ramp-2019",
+)
+"""Keys of `sodeep.DISTRIBUTIONS`."""
+
+
+def layouts() -> dict[str, dict[str, str]]:
+    """For each task of ``sodeep compare`` that reads data: name of a layout -> what it expects.
+
+    The file is written by ``scripts/list_layouts.py``.
+    """
+    text = (Path(__file__).parent / "layouts.json").read_text(encoding="utf-8")
+    listed: dict[str, dict[str, str]] = json.loads(text)
+    return listed

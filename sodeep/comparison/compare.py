@@ -1,0 +1,294 @@
+"""Losses side by side: the same task, features, batches, steps and tuning budget for each, several seeds, the spread.
+
+For every seed and loss the four settings of the loss's grid (`sodeep.comparison.losses_by_name`) are trained; the one that is
+best on the validation split is tested, once, on the test split. A seed fixes the split (where the data have none), the
+first weights, the batches and the dropout, the same for all losses: the losses of a seed differ in nothing else, and
+their differences to a baseline are paired.
+
+A `Run` is one training, or the test of the best of them. Runs are kept in a folder:
+
+* ``comparison.json``: what is compared, and checksums of data and sorters, so that nothing else is mixed in.
+* ``runs.jsonl``: one run a line (`Run.to_json`), appended when it is done. A line that was cut off is not read.
+* ``details/*.npz``: arrays for pictures of the tested runs; `Run.details` names the file, relative to the folder.
+
+Started again on the same folder, a comparison goes on with what is missing: what was not begun, what failed for reasons
+outside its loss, and what was in damaged lines of ``runs.jsonl`` (these go to ``damaged.jsonl``). If the grid of a loss
+has changed, its new settings are trained, and the best is tested if it is one of them. One process at a time writes to
+a folder.
+
+>>> import tempfile
+>>> with tempfile.TemporaryDirectory() as folder:
+...     runs = compare("memorability", ["mse", "spearman:laplace"], out=folder, seeds=2, epochs=1)
+...     summary = summarise(runs)
+>>> summary.losses, summary.baseline, summary.cells["mse", "Spearman"].n
+(['mse', 'spearman:laplace'], 'mse', 2)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from sodeep._core.checks import check_at_least, check_choice, check_computes, user_path
+from sodeep._core.files import sole_writer, sweep, write_atomic
+from sodeep._version import __version__
+from sodeep.comparison.losses_by_name import FORMS, LossSpec, default_losses, loss_by_name
+from sodeep.comparison.runs import Run
+from sodeep.comparison.schedule import Plan, Schedule
+from sodeep.comparison.train import Job, load_task
+from sodeep.sorters.base import Sorter
+from sodeep.tasks import TASKS, Task
+from sodeep.tasks.base import BATCH_SIZE
+
+
+class ComparisonStopped(RuntimeError):  # noqa: N818  # as KeyboardInterrupt, it is not an error of the caller
+    """A comparison that ended before it was done; what was done is kept.
+
+    Attributes:
+        signum: the signal that ended it, SIGINT (Ctrl-C), SIGTERM or SIGHUP; 0: a worker process died, or a file
+            could not be read or written.
+    """
+
+    def __init__(self, message: str, signum: int = 0) -> None:
+        super().__init__(message)
+        self.signum = signum
+
+
+def compare(
+    task: str,
+    losses: Sequence[str] | None = None,
+    *,
+    out: str | os.PathLike[str],
+    data: str | os.PathLike[str] | None = None,
+    seeds: int | Sequence[int] = 3,
+    epochs: int | None = None,
+    batch_size: int = BATCH_SIZE,
+    train_fraction: float = 1.0,
+    semantic: str | None = None,
+    text_features: str | None = None,
+    target: str | None = None,
+    text: str | None = None,
+    predictors: Sequence[str] | None = None,
+    jobs: int = 1,
+    device: str = "auto",
+    on_run: Callable[[Run, int, int], None] | None = None,
+    on_start: Callable[[Plan], None] | None = None,
+) -> list[Run]:
+    """Train and test losses on a task, or go on with it.
+
+    Args:
+        task: name in `sodeep.tasks.TASKS`.
+        losses: names of losses, as `sodeep.comparison.losses_by_name` reads them. None: those of the task that the data have all
+            for.
+        out: folder of the comparison, made if need be. Runs found in it are not repeated; further losses and seeds may
+            be added.
+        data: path of the data, in a layout that the task reads. None: its small embedded set.
+        seeds: how many, from 0; or which.
+        epochs: passes over the training split, for every loss. None: those of the task.
+        batch_size: items a step, for every loss.
+        train_fraction: how much of the training split is trained on, above 0, up to 1; drawn with the seed, a smaller
+            share is part of a larger one. Fewer steps, as an epoch is shorter.
+        semantic: of the cross-modal task, which semantic scores "asp" and the like are trained on: "overlap" of codes,
+            or "cider", "bleu" or "rouge-l" of captions. None: the first of these that the data have.
+        text_features: what texts are turned into: "tf-idf", or "wordllama", word vectors of the package of that name
+            (`sodeep.datasets.texts`). None: "tf-idf". The name of the data says which.
+        target: of the memorability task on a csv table, the column of scores. None: "score".
+        text: likewise, the column of texts. None: "text", if there is one.
+        predictors: likewise, the columns of numbers to predict from. None: all the others.
+        jobs: processes, of one thread each. 1 stays in this process, with one thread meanwhile. As they are spawned, a
+            script that asks for more needs the usual ``if __name__ == "__main__":``.
+        device: "auto" (a GPU if there is one), "cpu", "cuda", ...
+        on_run: called with each run when it is done, with how many are done by then, and with how many there will be.
+        on_start: called before the first training with a `Plan`: what is to be done, and how long it may take. For it
+            a few steps of each loss are timed, which leaves the results as they are.
+
+    Returns:
+        All runs of these losses and seeds, those found in the folder included: four of the stage "tuning" for each
+        loss and seed, and one of the stage "test". A loss that turns NaN, or raises an error, is marked as failed with
+        the step and the values; the others go on. If all settings of a loss fail, so does its test. What failed for
+        want of memory or for a file, and every test that failed, is repeated when the comparison is started again.
+
+    Warns:
+        UserWarning: lines of runs.jsonl are damaged; they are set aside, and what they held is done again.
+
+    Raises:
+        ValueError: an unknown task, loss or device, a loss that does not fit the task, data in another layout, a folder
+            with another comparison.
+        FileNotFoundError: no data there, or no such sorter file.
+        FileExistsError: another process is at work in the folder.
+        OSError: the folder cannot be written to.
+        ComparisonStopped: Ctrl-C, SIGTERM or SIGHUP came, a worker process died, or a file could not be read or
+            written (a full disk, say). What was done is kept.
+    """
+    check_choice(task, TASKS, "task")
+    kind = TASKS[task]
+    by_default = losses is None
+    losses = list(dict.fromkeys(default_losses(kind) if losses is None else losses))
+    if not losses:
+        raise ValueError(f"`losses` must name at least one loss, got none. None stands for {', '.join(kind.losses)}.")
+    specs = {loss: loss_by_name(loss) for loss in losses}
+    for loss, entry in specs.items():
+        _check_fits(loss, entry, kind)
+    if not isinstance(seeds, Sequence):
+        seeds = range(check_at_least(seeds, 1, "seeds"))
+    seeds = [check_at_least(seed, 0, "seeds") for seed in seeds]
+    epochs = check_at_least(kind.epochs if epochs is None else epochs, 1, "epochs")
+    batch_size = check_at_least(batch_size, 4, "batch_size")
+    jobs = check_at_least(jobs, 1, "jobs")
+    place = device_of(device)
+    options = {"batch_size": batch_size, "train_fraction": train_fraction}
+    options |= _options_of(
+        kind, semantic=semantic, text_features=text_features, target=target, text=text, predictors=predictors
+    )
+    path = None if data is None else str(user_path(data))
+    load_task.cache_clear()  # by now the path may hold other data than in a comparison before
+    loaded = load_task(task, path, seeds[0], place, **options)  # wrong data end here, not in a worker
+    for loss, entry in specs.items():
+        lacking = next(filter(None, map(loaded.lacks, sorted(entry.forms))), None)
+        if lacking is not None and not by_default:
+            raise ValueError(f"`loss` must fit the data, got {loss}. It needs {lacking}.")
+        if lacking is not None:  # as of a sorter that is not shipped
+            losses.remove(loss)
+    folder = user_path(out)
+    what = {"task": task, "data": loaded.data_name, "epochs": epochs, "batch_size": batch_size}
+    checksums = {loss: _sorter_checksum(entry, kind) for loss, entry in specs.items()}
+    sorters = {loss: checksum for loss, checksum in checksums.items() if checksum is not None}
+    of_data = None if path is None else loaded.checksum
+    work = {
+        (loss, seed): [
+            Job(task, path, loss, seed, settings, str(folder), epochs, place, options, of_data)
+            for settings in specs[loss].grid(kind.rates)
+        ]
+        for seed in seeds
+        for loss in losses
+    }
+    with sole_comparison(folder):
+        _claim(folder, what, losses, sorters, of_data)
+        return Schedule(folder, kind.headline, work, on_run).run(jobs, on_start)
+
+
+def _options_of(kind: type[Task], **given: Any) -> dict[str, Any]:
+    """Of the options of some tasks those that are given; the task must have them."""
+    if isinstance(given["predictors"], str):
+        raise ValueError(f"`predictors` must be a list of names, got {given['predictors']!r}. Put it in brackets.")
+    given["predictors"] = tuple(given["predictors"] or ()) or None
+    for name, value in given.items():
+        if value is not None and name not in kind.options:
+            raise ValueError(
+                f"`{name}` must not be given for the {kind.name} task, which has no {_OPTIONS[name]}, got {value!r}."
+            )
+    return {name: value for name, value in given.items() if value is not None}
+
+
+_OPTIONS = {
+    "semantic": "semantic scores",
+    "text_features": "texts",
+    "target": "table of columns",
+    "text": "table of columns",
+    "predictors": "table of columns",
+}
+"""Options of some tasks -> what the others lack."""
+
+
+def _check_fits(loss: str, entry: LossSpec, kind: type[Task]) -> None:
+    wrong = entry.forms - {"", *kind.accepts}
+    if wrong:
+        calls = " or ".join(FORMS[form] for form in kind.accepts)
+        raise ValueError(
+            f"`loss` must fit the {kind.name} task, got {loss!r}, a loss of another kind. "
+            f"It is called as {FORMS[min(wrong)]}, this task calls {calls}. "
+            f"Those compared by default are {', '.join(kind.losses)}."
+        )
+
+
+def device_of(device: str) -> str:
+    """The name of a device that is there."""
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    check_computes(device)
+    return device
+
+
+def _sorter_checksum(entry: LossSpec, kind: type[Task]) -> int | None:
+    """A checksum of the weights of the sorters in a loss: a file of the same name may hold another sorter by now."""
+    try:
+        terms = [term for _, _, term in entry.terms(entry.grid(kind.rates)[0], kind.accepts[0])]
+    except Exception:  # of a loss, whoever wrote it: its runs will tell
+        return None
+    modules = [module for term in terms if isinstance(term, nn.Module) for module in term.modules()]
+    sorters = [module for module in modules if isinstance(module, Sorter)]
+    checksum = 0
+    for weight in (weight for sorter in sorters for weight in sorter.state_dict().values()):
+        checksum = zlib.crc32(weight.cpu().numpy().tobytes(), checksum)
+    return checksum if sorters else None
+
+
+@contextlib.contextmanager
+def sole_comparison(folder: Path) -> Iterator[None]:
+    """Make the folder, and keep it for one comparison; what a killed one left behind is swept."""
+    parts = [folder, folder / "details", folder / "weights"]
+    lock = folder / ".lock"
+    try:
+        for part in parts:
+            part.mkdir(parents=True, exist_ok=True)
+        lock.touch()
+    except OSError as error:
+        raise type(error)(
+            error.errno, f"`out` must be a folder that can be written to: {error.strerror}", str(folder)
+        ) from None
+    refusal = f"`out` {folder} is being written by another comparison. Wait for it to end, or choose another folder."
+    with sole_writer(lock, refusal):
+        for part in parts:
+            sweep(part)
+        yield
+
+
+def _claim(
+    folder: Path, what: dict[str, Any], losses: Sequence[str], sorters: dict[str, int], data: int | None
+) -> None:
+    """Say what the comparison in the folder is, or check that it is this one, with the same sorters and data.
+
+    `sorters` and `data` are checksums; those that an older comparison lacks are added, as are further losses.
+    """
+
+    def refuse(got: str) -> ValueError:
+        return ValueError(f"`out` {folder} holds {got}. Choose another folder, or delete it.")
+
+    path = folder / "comparison.json"
+    found: dict[str, Any] = {**what, "sodeep": __version__, "torch": torch.__version__}
+    if path.exists():
+        try:
+            found = dict(json.loads(path.read_bytes()))
+        except (TypeError, ValueError):
+            raise refuse("a comparison.json that cannot be read, which says what the runs are of") from None
+    elif (folder / "runs.jsonl").exists():
+        raise refuse("runs without the comparison.json that says what they are of")
+    for name, value in what.items():
+        if found.get(name) != value:
+            raise refuse(f"a comparison with {name} {found.get(name)!r}, not {value!r}")
+    if data is not None and found.setdefault("checksum", data) != data:
+        raise refuse(f"a comparison on other data under the name {what['data']!r}")
+    known = found.setdefault("sorters", {})
+    for loss, checksum in sorters.items():
+        if known.setdefault(loss, checksum) != checksum:
+            raise refuse(f"runs of {loss} with another sorter under that name")
+    found["losses"] = list(dict.fromkeys([*found.get("losses", []), *losses]))  # the order of the report
+    write_atomic(path, json.dumps(found, indent=2).encode())
+
+
+def key(loss: str, seed: int, settings: Mapping[str, Any] | None) -> tuple[str, int, str]:
+    """What makes a run: settings of a training, None for the test."""
+    return loss, seed, json.dumps(settings, sort_keys=True)
+
+
+def key_of(run: Run) -> tuple[str, int, str]:
+    """What tells a run from all others of its comparison."""
+    return key(run.loss, run.seed, run.settings if run.stage == "tuning" else None)

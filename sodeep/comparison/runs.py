@@ -1,0 +1,128 @@
+"""One training and its outcome, as a line of runs.jsonl."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from sodeep._core.checks import describe, user_path
+from sodeep.comparison.compare import key_of
+from sodeep.tasks import TASKS
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training with one setting ("tuning"), or the test of the chosen one ("test").
+
+    Attributes:
+        task: name in `sodeep.tasks.TASKS`.
+        data: what the data are called.
+        loss: as the user wrote it.
+        seed: of split, first weights and batches.
+        settings: the learning rate "lr" and the loss's own hyper-parameter, name -> value.
+        stage: "tuning": `metrics` are of the validation split; "test": of the test split, with the settings that were
+            best on the validation split; everything else is that of the training chosen.
+        status: "ok" or "failed".
+        metrics: name -> value, as in the task's `metrics`; empty if failed.
+        curves: name -> [(step, value), ...]: "loss/train", the mean since the point before, and "val/<metric>" for
+            each metric.
+        steps: how many were taken.
+        seconds_per_step: median over the steps, loss and encoder, forward and backward.
+        peak_memory: bytes that a step allocates at its peak, above what model and data hold; None if not measured.
+        device: where it ran.
+        details: file of arrays for pictures, relative to the folder of the comparison; None if there is none.
+        failure: of a failed run, {"step": int, "reason": str, "values": {name: value}}: what was not finite ("loss" or
+            "gradient norm"), or which error was raised. With "again": True, what failed was not the loss, but memory,
+            a file or the test: the next start of the comparison repeats it.
+    """
+
+    task: str
+    data: str
+    loss: str
+    seed: int
+    settings: dict[str, Any]
+    stage: str
+    status: str
+    metrics: dict[str, float] = field(default_factory=dict)
+    curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    steps: int = 0
+    seconds_per_step: float | None = None
+    peak_memory: int | None = None
+    device: str = "cpu"
+    details: str | None = None
+    failure: dict[str, Any] | None = None
+
+    def to_json(self) -> str:
+        """One line of JSON. Values that are not finite, which JSON lacks, are strings such as "nan"."""
+        return json.dumps(_plain(asdict(self)), allow_nan=False)
+
+    @classmethod
+    def from_json(cls, line: str | bytes) -> Run:
+        """The run of a line that `to_json` wrote, in this version or another: unknown fields are left out.
+
+        Raises:
+            ValueError, KeyError, TypeError, AttributeError: `line` is none.
+        """
+        given = json.loads(line)
+        if not isinstance(given, dict):
+            raise ValueError(f"`line` must be a run, got {describe(line)}.")
+        values = {known.name: given[known.name] for known in fields(cls) if known.name in given}
+        values["metrics"] = {name: float(value) for name, value in given.get("metrics", {}).items()}
+        values["curves"] = {
+            name: [(step, float(value)) for step, value in curve] for name, curve in given.get("curves", {}).items()
+        }
+        if (failure := given.get("failure")) is not None:
+            numbers = {name: float(value) for name, value in failure.get("values", {}).items()}
+            values["failure"] = {**failure, "values": numbers}
+        run = cls(**values)
+        wrong = [name for name, kind in _FIELDS.items() if not isinstance(getattr(run, name), kind)]
+        known = run.task in TASKS and run.stage in ("tuning", "test") and run.status in ("ok", "failed")
+        if wrong or not known or any(map(math.isinf, run.metrics.values())):
+            raise ValueError(f"`line` must be a run, got {describe(line)}.")
+        return run
+
+
+_FIELDS: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("task", "data", "loss", "stage", "status", "device"), str),
+    **dict.fromkeys(("seed", "steps"), int),
+    "settings": dict,
+    "seconds_per_step": (int, float, type(None)),
+    "peak_memory": (int, type(None)),
+    "details": (str, type(None)),
+}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_runs(folder: str | os.PathLike[str]) -> list[Run]:
+    """The runs kept in the folder of a comparison, in the order they were done; a cut-off line is left out.
+
+    Raises:
+        FileNotFoundError: no comparison there.
+    """
+    path = user_path(folder) / "runs.jsonl"
+    if not path.is_file():
+        raise FileNotFoundError(f"`folder` must hold the runs.jsonl of a comparison, got {folder} without one.")
+    runs: dict[Any, Run] = {}
+    for line in path.read_bytes().split(b"\n"):
+        run = _parsed(line)
+        if run is not None:
+            runs[key_of(run)] = run  # one that was repeated counts once
+    return list(runs.values())
+
+
+def _parsed(line: bytes) -> Run | None:
+    """The run of a line; None: it is damaged."""
+    try:
+        return Run.from_json(line.decode())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None

@@ -1,0 +1,163 @@
+"""Cross-modal data: images and their captions."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+import numpy as np
+
+from sodeep._core.checks import check_at_least, check_choice, user_path
+from sodeep.datasets._folder import FolderLayout, Layout, StrPath, need_files, visible
+from sodeep.datasets.features import features_layout
+from sodeep.datasets.retrieval import small_images
+from sodeep.datasets.splits import SPLITS
+from sodeep.datasets.types import Array, CrossModalData
+
+
+@dataclass(frozen=True)
+class CaptionedImages:
+    """Images with several captions each."""
+
+    paths: list[Path]
+    captions: list[list[str]]
+
+
+_KARPATHY = (
+    "Karpathy's splits ('Deep Visual-Semantic Alignments' page, caption_datasets.zip); images from COCO, Flickr30k"
+)
+
+
+def read_karpathy(
+    path: StrPath,
+    images: StrPath,
+    *,
+    split: str = "train",
+    restval: bool = True,
+    captions_per_image: int = 5,
+    check_files: bool = True,
+) -> CaptionedImages:
+    """Images and their captions by one of Karpathy's files, such as dataset_coco.json and dataset_flickr30k.json.
+
+    Args:
+        path: the JSON file.
+        images: the folder of the images; COCO's are in its sub-folders train2014 and val2014.
+        split: "train", "val" or "test". Published figures on COCO use the 5,000 test images, or the mean of their
+            five thousands.
+        restval: whether "train" has the images marked restval as well (COCO: 30,504 more), as most papers do.
+        captions_per_image: the first so many captions of each image. Some COCO images have six or seven.
+        check_files: see that every image is there.
+
+    Raises:
+        FileNotFoundError: the file, the folder or an image is missing.
+        ValueError: the file is of another layout, or an image has too few captions.
+    """
+    check_choice(split, ("train", "val", "test"), "split")
+    check_at_least(captions_per_image, 1, "captions_per_image")
+    path, images = user_path(path), user_path(images)
+    layout = FolderLayout(path.parent, [path.name], _KARPATHY)
+    keys = "{'images': [{'filename', 'split', 'sentences': [{'raw'}, …]}, …]}"
+    wanted = {"train", "restval"} if split == "train" and restval else {split}
+    found = CaptionedImages([], [])
+    try:
+        data = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        raise layout.wrong(f"{path.name} must be JSON: {keys}", "text that is not JSON") from None
+    try:
+        for image in data["images"]:
+            if image["split"] not in wanted:
+                continue
+            captions = [str(sentence["raw"]) for sentence in image["sentences"]][:captions_per_image]
+            if len(captions) < captions_per_image:
+                raise ValueError(
+                    f"`captions_per_image` must be at most the captions of each image, got {captions_per_image} for "
+                    f"{image['filename']}, which has {len(captions)} in '{path}'."
+                )
+            found.paths.append(images / image.get("filepath", "") / image["filename"])
+            found.captions.append(captions)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise layout.wrong(f"{path.name} must be {keys}", f"no {error}") from None
+    if not found.paths:
+        raise layout.wrong(f"{path.name} must have images of the split {split}", "none")
+    if check_files:
+        need_files(found.paths, images, _KARPATHY)
+    return found
+
+
+def _karpathy(path: Path) -> CrossModalData:
+    file = _karpathy_file(path)
+    parts = {split: read_karpathy(file, file.parent, split=split) for split in SPLITS}
+    counts = [len(parts[split].paths) for split in SPLITS]
+    captions = [texts for split in SPLITS for texts in parts[split].captions]
+    owner = np.repeat(np.arange(sum(counts)), [len(texts) for texts in captions])
+    pictures = small_images([path for split in SPLITS for path in parts[split].paths])
+    name = f"{file.stem.removeprefix('dataset_')} captions"
+    return CrossModalData(name, pictures, [t for texts in captions for t in texts], owner, np.repeat(SPLITS, counts))
+
+
+def _karpathy_file(path: Path) -> Path:
+    found = [entry for entry in visible(path) if fnmatch(entry.name, "dataset_*.json")] if path.is_dir() else [path]
+    return next(iter(found), path / "dataset_coco.json")
+
+
+KARPATHY = Layout(
+    f"a folder with dataset_coco.json or dataset_flickr30k.json, and the pictures where the file says: {_KARPATHY}",
+    lambda path: _karpathy_file(path).is_file() and _karpathy_file(path).suffix == ".json",
+    _karpathy,
+)
+
+_LANGUAGES = ("en", "de", "fr", "es", "it")
+
+
+def _emoji(path: Path) -> CrossModalData:
+    """Pictures with a name in five languages each; keywords that two emoji share or more have are their codes."""
+    with np.load(path / "emoji.npz") as arrays:
+        pictures = arrays["google"]
+    with (path / "emoji.tsv").open(newline="", encoding="utf-8-sig") as lines:
+        rows = list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
+    if len(rows) != len(pictures):
+        raise ValueError(f"`data` {path} must have a row of emoji.tsv a picture ({len(pictures)}), got {len(rows)}.")
+    captions = [(i, row[name], name) for i, row in enumerate(rows) for name in _LANGUAGES if row.get(name)]
+    keywords = [set(filter(None, row["tags_en"].split(";"))) for row in rows]
+    known = sorted(word for word in set().union(*keywords) if sum(word in own for own in keywords) > 1)
+    return CrossModalData(
+        "emoji: pictures and names in five languages",
+        pictures,
+        [text for _, text, _ in captions],
+        np.array([i for i, _, _ in captions]),
+        np.array([row["split"] for row in rows]),
+        np.array([[word in own for word in known] for own in keywords]),
+        languages=[language for _, _, language in captions],
+    )
+
+
+EMOJI = Layout(
+    "a folder with emoji.npz (google, uint8 (N, H, W, 3)) and emoji.tsv (split, "
+    f"{', '.join(_LANGUAGES)}, tags_en; row i describes picture i)",
+    lambda path: (path / "emoji.npz").is_file() and (path / "emoji.tsv").is_file(),
+    _emoji,
+)
+
+
+def _codes(of: Mapping[str, Array]) -> Array | None:
+    """Codes of images (n, c), boolean: those given, or a place for each class."""
+    if "codes" in of:
+        return of["codes"].astype(bool)
+    return of["labels"][:, None] == np.unique(of["labels"]) if "labels" in of else None
+
+
+CROSS_MODAL: dict[str, Layout] = {
+    "emoji": EMOJI,
+    "Karpathy": KARPATHY,
+    "features": features_layout(
+        "cross-modal",
+        lambda name, of, split: CrossModalData(
+            name, of["images"], of["captions"], of["image_of_caption"], split, _codes(of)
+        ),
+    ),
+}
+"""What ``sodeep compare cross-modal --data`` may be."""

@@ -1,0 +1,116 @@
+"""Small data sets that need no download: generated with a seed, or inside scikit-learn. Tasks fall back on them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sodeep._core.extras import check_installed, needed
+from sodeep.datasets.types import CrossModalData, MemorabilityData, MultiLabelData, RetrievalData
+
+
+def digits(seed: int) -> RetrievalData:
+    """The digits inside scikit-learn; of the ten classes 4 are for training, 3 for validation and 3 for the test."""
+    with needed("sklearn", "The retrieval task without data of your own (--data)"):
+        from sklearn.datasets import load_digits
+
+    found = load_digits()
+    order = np.random.default_rng([seed, 1]).permutation(10)
+    split = np.array(["train"] * 4 + ["val"] * 3 + ["test"] * 3)[np.argsort(order)]
+    pictures = (255 - found.images * (255 / 16)).round().astype(np.uint8)
+    return RetrievalData("scikit-learn digits, 3 of 10 classes unseen", pictures, found.target, split[found.target])
+
+
+_COLOURS = {
+    "red": (220, 40, 40),
+    "green": (40, 170, 60),
+    "blue": (50, 80, 220),
+    "yellow": (230, 200, 40),
+    "black": (20, 20, 20),
+    "grey": (150, 150, 150),
+    "violet": (150, 60, 200),
+    "brown": (130, 80, 40),
+}
+
+_FORMS = ("square", "disc", "ring", "cross", "stripes", "frame")
+
+_PLACES = ("left", "right", "top", "bottom", "middle")
+
+
+def shapes(seed: int, n: int = 1000, size: int = 16) -> CrossModalData:
+    """Invented pictures of a coloured shape on white, with two captions each in differing words."""
+    rng = np.random.default_rng([seed, 5])
+    grid = np.linspace(-1, 1, size)
+    x, y = np.meshgrid(grid, grid)
+    centres = dict(zip(_PLACES, ((-0.4, 0), (0.4, 0), (0, -0.4), (0, 0.4), (0, 0)), strict=True))
+    pictures, captions = np.full((n, size, size, 3), 255, dtype=np.uint8), []
+    codes = np.zeros((n, len(_COLOURS) + len(_FORMS) + len(_PLACES) + 2), dtype=bool)
+    offsets = np.cumsum([0, len(_COLOURS), len(_FORMS), len(_PLACES)])
+    for i in range(n):
+        colour, form, place, large = rng.integers((len(_COLOURS), len(_FORMS), len(_PLACES), 2))
+        words = [list(_COLOURS)[colour], _FORMS[form], _PLACES[place], ("small", "large")[large]]
+        radius = (0.3, 0.5)[large]
+        u, v = ((x - centres[words[2]][0]) / radius, (y - centres[words[2]][1]) / radius)
+        r, m = np.hypot(u, v), np.maximum(abs(u), abs(v))
+        ink = {
+            "square": m <= 1,
+            "disc": r <= 1,
+            "ring": abs(r - 0.8) <= 0.3,
+            "cross": (m <= 1) & (np.minimum(abs(u), abs(v)) <= 0.35),
+            "stripes": (m <= 1) & (np.floor(2 * v) % 2 == 0),
+            "frame": abs(m - 0.8) <= 0.3,
+        }[words[1]]
+        pictures[i][ink] = list(_COLOURS.values())[colour]
+        captions.append(f"a {words[3]} {words[0]} {words[1]} {words[2]}")
+        captions.append(f"{words[2]}: {words[1]}, {words[0]}, {words[3]}")
+        codes[i, offsets + np.array([colour, form, place, large])] = True
+    pictures = (pictures + rng.normal(0, 12, pictures.shape)).clip(0, 255).astype(np.uint8)
+    split = np.select([np.arange(n) < 0.6 * n, np.arange(n) < 0.8 * n], ["train", "val"], "test")
+    owner = np.repeat(np.arange(n), 2)
+    return CrossModalData("synthetic shapes (generated, no real data)", pictures, captions, owner, split, codes)
+
+
+def noisy_scores(seed: int, n: int = 2000, d: int = 16) -> MemorabilityData:
+    """Invented scores: a smooth function of random features plus noise, squeezed to [0, 1] as human scores are.
+
+    Noise bounds what any model reaches, and a tenth of the scores are blunders, on which squared errors waste effort.
+    """
+    rng = np.random.default_rng([seed, 4])
+    features = rng.normal(size=(n, d)).astype(np.float32)
+    direction, bend = rng.normal(size=(2, d)) / np.sqrt(d)
+    signal = features @ direction + np.sin(2 * features @ bend)
+    noise = rng.normal(size=n) * np.where(rng.random(n) < 0.1, 4.0, 0.7)
+    target = 1 / (1 + np.exp(-2 * (signal + noise)))
+    return MemorabilityData("synthetic memorability (generated, no real data)", target, features=features)
+
+
+def topics(seed: int) -> MultiLabelData:
+    """scikit-learn's multilabel generator: bags of words of as many topics as a document has labels."""
+    with needed("sklearn", "The multi-label task without data of your own (--data)"):
+        from sklearn.datasets import make_multilabel_classification
+
+    features, labels = make_multilabel_classification(
+        3000, n_features=40, n_classes=12, n_labels=2, length=25, random_state=seed
+    )
+    names = [f"label {i}" for i in range(12)]
+    return MultiLabelData(
+        "scikit-learn's multilabel generator (no real data)",
+        labels.astype(bool),
+        names,
+        features=features.astype(np.float32),
+    )
+
+
+def two_classes(seed: int) -> MultiLabelData:
+    """Two normal clouds of different shape: no line parts them, and the best one for precision is not the one between.
+
+    Half of the positives lie far out and are easy; the others are in the midst of the negatives.
+    """
+    check_installed("sklearn", "The toy task, for its support vector machine,")
+    n, d = 5000, 10
+    rng = np.random.default_rng([seed, 6])
+    positive = rng.random(n) < 0.2
+    easy = rng.random(n) < 0.5
+    points = rng.normal(size=(n, d)) * np.linspace(2.0, 0.5, d)
+    points[positive & easy, 0] += 4.0
+    points[positive & ~easy, 1] += 1.5
+    return MultiLabelData("two classes of points (generated)", positive[:, None], ["positive"], features=points)

@@ -1,0 +1,130 @@
+"""Pictures of any kind as small ones of 8 bits a channel.
+
+What a value means does not depend on the picture it is in, so that pictures of one data set stay comparable:
+
+* 8 bits or fewer (black and white, grey, palette, RGB, CMYK, YCbCr): as they are, 0 is black and 255 white.
+* Whole numbers of more bits: white is the least of 255, 1023, 4095, 16383 and 65535 that no picture **of the data set**
+  exceeds. Pictures of 12 bits in files of 16 are so read as of 12. Still larger numbers: white is the largest.
+* Floating point: 0 is black and 1 white, or the largest value of the data set where that is above 1.
+* Transparency: laid on white.
+
+Of an animation it is the first frame; a picture is turned as its EXIF orientation says.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterable
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sodeep._core.extras import needed
+from sodeep.datasets.types import Array
+
+Source = str | PathLike[str] | tuple[str, bytes]
+"""A file, or the name and the bytes of one."""
+
+_MANY_PIXELS = 25_000_000
+"""A file of a few bytes has no more: it takes memory by its pixels, not by its size."""
+
+_WHITES = (255, 1023, 4095, 16383, 65535)
+"""The largest numbers of 8, 10, 12, 14 and 16 bits."""
+
+
+def read_images(sources: Iterable[Source], size: int, *, grey: bool = False) -> Array:
+    """Pictures, whatever their shape, made square by the mean over an area.
+
+    Args:
+        sources: where they are.
+        size: height and width of the result.
+        grey: one channel in place of three.
+
+    Returns:
+        uint8 (n, size, size), or (n, size, size, 3) without `grey`. See the head of this module for what values mean.
+
+    Raises:
+        MissingPackageError: Pillow is not installed.
+        ValueError: a file that is no picture, or has values that are negative or not finite; the message names it.
+    """
+    with needed("PIL", "Reading pictures"):
+        import PIL.Image  # noqa: F401
+
+    small: list[Array] = []
+    wide: dict[str, list[tuple[int, float]]] = {"whole": [], "real": [], "high bytes": []}
+    name = ""
+    for place, source in enumerate(sources):
+        name = source[0] if isinstance(source, tuple) else str(source)
+        try:
+            given: Any = io.BytesIO(source[1]) if isinstance(source, tuple) else source
+            length = len(source[1]) if isinstance(source, tuple) else Path(source).stat().st_size
+            pixels, kind, largest = _read(given, length, size, grey)
+        except Exception as error:  # Pillow's decoders raise whatever they stumble on
+            raise ValueError(f"{name} must be a picture, got a file that Pillow cannot read ({error}).") from None
+        if not 0 <= largest < np.inf:
+            raise ValueError(
+                f"{name} must have values that are finite and not negative, 0 for black, got {largest:g}. "
+                "Shift or clip them first."
+            )
+        if kind in wide:
+            wide[kind].append((place, largest))
+        small.append(pixels)
+    if wide["high bytes"] and max(largest for _, largest in wide["high bytes"]) < 64:
+        raise ValueError(
+            f"Pictures of 16 bits in colour must use more than the lower 14 of them, got less in all, the last in "
+            f"{name}. Pillow reads only the upper 8: save them with 8 bits a channel."
+        )
+    for kind in ("whole", "real"):
+        white = _white(kind, max((largest for _, largest in wide[kind]), default=0))
+        for place, _ in wide[kind]:
+            small[place] = _as_bytes(small[place] * (255 / white), grey)
+    shape = (0, size, size) if grey else (0, size, size, 3)
+    return np.stack(small) if small else np.empty(shape, dtype=np.uint8)
+
+
+def _white(kind: str, largest: float) -> float:
+    if kind == "real":
+        return max(1.0, largest)
+    return next((white for white in _WHITES if largest <= white), largest)
+
+
+def _as_bytes(values: Array, grey: bool) -> Array:
+    rounded = values.round().clip(0, 255).astype(np.uint8)
+    return rounded if grey else np.repeat(rounded[..., None], 3, axis=-1)
+
+
+def _read(source: Any, length: int, size: int, grey: bool) -> tuple[Array, str, float]:
+    """A small picture, the kind of its numbers, and the largest of them before it was made small.
+
+    The picture is uint8 in its final shape, or float32 (size, size) of the kinds "whole" and "real". In place of a
+    largest number it is one that must not be, where there is one.
+    """
+    from PIL import Image, ImageOps
+
+    with Image.open(source) as picture:
+        picture.draft("RGB", (2 * size, 2 * size))  # a large JPEG is decoded at a fraction of its size
+        if math.prod(picture.size) > max(_MANY_PIXELS, 100 * length):
+            raise ValueError(f"{picture.width} x {picture.height} pixels in {length} bytes")
+        kind, largest = "bytes", 255.0
+        if picture.mode.startswith("RGB") and any(";16" in str(tile[3]) for tile in picture.tile):
+            kind = "high bytes"  # of each channel: Pillow drops the others
+        ImageOps.exif_transpose(picture, in_place=True)
+        if picture.mode in ("I", "F") or picture.mode.startswith("I;16"):
+            values = np.asarray(picture)
+            kind = "whole" if values.dtype.kind in "iu" else "real"
+            values = values.astype(np.float32)
+            low, high = float(values.min()), float(values.max())  # NaN if there is one
+            small = Image.fromarray(values).resize((size, size), Image.Resampling.BOX)
+            return np.asarray(small), kind, high if low >= 0 else low
+        if kind == "high bytes":
+            extrema: Any = picture.getextrema()  # of each channel
+            largest = float(max(high for _, high in extrema[:3]))
+        shown: Any = picture
+        if picture.has_transparency_data:
+            shown = picture.convert("RGBA")
+            shown = Image.alpha_composite(Image.new("RGBA", shown.size, "white"), shown)
+        shown = shown.convert("L" if grey else "RGB").resize((size, size), Image.Resampling.BOX)
+        return np.asarray(shown), kind, largest

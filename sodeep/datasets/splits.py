@@ -1,0 +1,64 @@
+"""Training, validation and test examples: given, or drawn with a seed."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sodeep._core.checks import describe
+from sodeep.datasets.types import Array
+
+SPLITS = ("train", "val", "test")
+"""Losses are trained on the first, settings chosen on the second, figures taken on the third."""
+
+
+def indices_of(split: Array) -> dict[str, Tensor]:
+    """Indices of the items of each split, in order."""
+    indices = {name: torch.from_numpy(np.flatnonzero(split == name)) for name in SPLITS}
+    for name, members in indices.items():
+        if len(members) < 2:
+            raise ValueError(f"`split` must have two items or more in {name!r}, got {len(members)} of {len(split)}.")
+    return indices
+
+
+def drawn_split(n: int, seed: int) -> Array:
+    """60 : 20 : 20, drawn with the seed."""
+    place = np.random.default_rng([seed, 2]).permutation(n) / n
+    return np.select([place < 0.6, place < 0.8], ["train", "val"], "test")
+
+
+def given_split(split: Array | None, n: int, seed: int) -> Array:
+    """The split that n items come with, a "val" drawn where it has none; or a drawn one."""
+    return drawn_split(n, seed) if split is None else with_validation(np.asarray(split), seed)
+
+
+def with_validation(split: Array, seed: int, share: float = 0.15) -> Array:
+    """The split itself if it has a "val", else with a share of "train" drawn for it."""
+    unknown = set(np.unique(split)) - set(SPLITS)
+    if unknown:
+        raise ValueError(f"`split` must hold train, val and test only, got {describe(str(min(unknown)))}.")
+    if (split == "val").any():
+        return split
+    train = np.flatnonzero(split == "train")
+    chosen = np.random.default_rng([seed, 3]).permutation(train)[: round(share * len(train))]
+    return np.where(np.isin(np.arange(len(split)), chosen), "val", split)
+
+
+def with_train_fraction(split: Array, seed: int, share: float) -> Array:
+    """The split with a share of "train" left, drawn with the seed; the rest are in no split, "".
+
+    Of one seed, a smaller share is part of a larger one.
+    """
+    train = np.flatnonzero(split == "train")
+    spare = np.random.default_rng([seed, 7]).permutation(train)[round(share * len(train)) :]
+    return np.where(np.isin(np.arange(len(split)), spare), "", split)
+
+
+def split_classes(split: Array, labels: Array, seed: int, share: float = 0.2) -> Array:
+    """The split itself if it has a "val", else with whole classes of "train" drawn for it, two at least."""
+    if (split == "val").any():
+        return split
+    train = np.unique(labels[split == "train"])
+    chosen = np.random.default_rng([seed, 3]).permutation(train)[: max(2, round(share * len(train)))]
+    return np.where((split == "train") & np.isin(labels, chosen), "val", split)

@@ -1,0 +1,129 @@
+"""The plain data that tasks are made of."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class RetrievalData:
+    """Items of classes. Classes of "test" occur in no other split.
+
+    Attributes:
+        name: what the report calls it.
+        items: pictures, uint8 (N, H, W) or (N, H, W, 3); or features, floating point (N, d).
+        labels: (N,) of any kind, the class of each item.
+        split: (N,), "train", "val" or "test". Without a "val", some classes of "train" are taken for it.
+        query: (N,) bool, who asks. Where a split has items that do not ask, it is only those that are found; else, and
+            for None, everyone is, by the others.
+        pictures: uint8 (N, H, W[, 3]) to show where `items` are features; None: `items`, if pictures.
+    """
+
+    name: str
+    items: Array
+    labels: Array
+    split: Array
+    query: Array | None = None
+    pictures: Array | None = None
+
+
+@dataclass(frozen=True)
+class CrossModalData:
+    """Pictures with one or more captions each.
+
+    Attributes:
+        name: what the report calls it.
+        items: pictures, uint8 (N, H, W[, 3]); or their features, floating point (N, d).
+        captions: M texts; or their features, floating point (M, e).
+        owner: (M,) index of the picture of each caption.
+        split: (N,), "train", "val" or "test", of the pictures.
+        codes: bool (N, C), graded relevance: two pictures mean the same in so far as their codes overlap (keywords,
+            object classes); None if there are none.
+        pictures: as of `RetrievalData`.
+        languages: (M,) of str, the language of each caption, where their words are compared; None: all the same.
+    """
+
+    name: str
+    items: Array
+    captions: Sequence[str] | Array
+    owner: Array
+    split: Array
+    codes: Array | None = None
+    pictures: Array | None = None
+    languages: Sequence[str] | None = None
+
+
+@dataclass(frozen=True)
+class MemorabilityData:
+    """Things with a score each.
+
+    Attributes:
+        name: what the report calls it.
+        target: (N,) floating point.
+        texts: N texts or None.
+        features: floating point (N, d) or None; one of both is given, or both.
+        split: (N,), "train", "val" or "test"; None: drawn with the seed, 60 : 20 : 20.
+    """
+
+    name: str
+    target: Array
+    texts: Sequence[str] | None = None
+    features: Array | None = None
+    split: Array | None = None
+
+
+@dataclass(frozen=True)
+class MultiLabelData:
+    """Examples with any number of labels each.
+
+    Attributes:
+        name: what the report calls it.
+        labels: bool (N, C).
+        label_names: C names.
+        texts: N texts or None.
+        features: floating point (N, d) or None.
+        items: pictures, uint8 (N, H, W[, 3]), or None; exactly one of the three is given.
+        split: (N,), "train", "val" or "test"; None: drawn with the seed, 60 : 20 : 20.
+        known: bool (N, C), which labels count (the "difficult" ones of VOC do not); None: all.
+    """
+
+    name: str
+    labels: Array
+    label_names: Sequence[str]
+    texts: Sequence[str] | None = None
+    features: Array | None = None
+    items: Array | None = None
+    split: Array | None = None
+    known: Array | None = None
+
+
+class Data(Protocol):
+    """Data of any task: a dataclass that has a name."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def name(self) -> str:
+        """What the report calls them."""
+
+
+def checksum(data: Data) -> int:
+    """Of all that the data hold, their name apart: another file may have the same name."""
+    crc = 0
+    for part in fields(data):
+        value = getattr(data, part.name)
+        if isinstance(value, np.ndarray):
+            crc = zlib.crc32(f"{part.name} {value.dtype} {value.shape}".encode(), crc)
+            crc = zlib.crc32(value.tobytes(), crc)
+        elif part.name != "name" and value is not None:
+            crc = zlib.crc32(f"{part.name} {json.dumps(list(value))}".encode(), crc)
+    return crc

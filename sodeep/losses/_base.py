@@ -1,0 +1,248 @@
+"""What every loss shares: the check of its arguments, the reduction over the defined lists, the Module form."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, ParamSpec, Protocol, TypeVar, cast, overload
+
+import torch
+from torch import Tensor, nn
+
+from sodeep._core.checks import check_choice, readable
+from sodeep._core.lists import masked_mean, of_one_item
+from sodeep._core.precision import full_precision
+from sodeep.ranks import drop_other_state
+
+__all__ = [
+    "ListStats",
+    "Loss",
+    "LossFunction",
+    "LossModule",
+    "UndefinedListWarning",
+    "check_range",
+    "check_reduction",
+    "loss_function",
+    "optional",
+    "reduce_defined",
+]
+
+P = ParamSpec("P")
+
+Stats = TypeVar("Stats", covariant=True)
+
+REDUCTIONS = ("mean", "none")
+
+Check = Callable[..., Any]
+"""``check(value, name=...)`` of `sodeep._core.checks`: gives the value to go on with, or raises."""
+
+
+class ListStats(NamedTuple):
+    """How many lists a loss saw, and over how many of them its mean is.
+
+    A list is left out where the loss has no meaning for it (no relevant item, say).
+    """
+
+    total: int
+    defined: Tensor
+
+
+class LossFunction(Protocol[P, Stats]):
+    """The type of a loss: a tensor, and with ``return_stats=True`` its stats beside it.
+
+    Without `return_stats` the options are those of the function; with it they are checked when the loss is called.
+    """
+
+    __name__: str
+
+    @overload  # the first that fits is taken, and a `return_stats` fits the last as well
+    def __call__(  # type: ignore[overload-overlap]
+        self, scores: Tensor, *target: Tensor, return_stats: Literal[True], **options: Any
+    ) -> tuple[Tensor, Stats]: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, scores: Tensor, *target: Tensor, return_stats: bool, **options: Any
+    ) -> Tensor | tuple[Tensor, Stats]: ...
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Tensor: ...
+
+
+class LossModule(nn.Module, Generic[Stats]):
+    """A Module with the type of a loss, where torch's is Any."""
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __call__(self, *args: Any, return_stats: Literal[True], **kwargs: Any) -> tuple[Tensor, Stats]: ...
+        @overload
+        def __call__(self, *args: Any, return_stats: bool, **kwargs: Any) -> Tensor | tuple[Tensor, Stats]: ...
+        @overload
+        def __call__(self, *args: Any, **kwargs: Any) -> Tensor: ...
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+class UndefinedListWarning(UserWarning):
+    """No list of the batch was defined, so the loss was a constant zero, or NaN for each list without a reduction."""
+
+
+@overload
+def reduce_defined(
+    values: Tensor, defined: Tensor, scores: Tensor, reduction: str = ..., *, needs: str = ..., other: str = ...
+) -> Tensor: ...
+@overload
+def reduce_defined(
+    values: Tensor,
+    defined: Tensor,
+    scores: Tensor,
+    reduction: str,
+    return_stats: bool,
+    needs: str = ...,
+    other: str = ...,
+) -> Tensor | tuple[Tensor, ListStats]: ...
+def reduce_defined(
+    values: Tensor,
+    defined: Tensor,
+    scores: Tensor,
+    reduction: str = "mean",
+    return_stats: bool = False,
+    needs: str = "a relevant item",
+    other: str = "relevant",
+) -> Tensor | tuple[Tensor, ListStats]:
+    """Mean of `values` (Q,) over the `defined` lists (Q,); when none is, a zero that keeps the graph of `scores`.
+
+    Args:
+        values: one value a list; those of undefined lists are dropped, NaN included.
+        defined: bool, which lists count.
+        scores: (..., N), what the zero hangs on.
+        reduction: "none" gives the values in place of their mean: (...), NaN where undefined.
+        return_stats: also return the `ListStats`.
+        needs: what a list needs to be defined, for the warning.
+        other: the argument beside `scores`, for the warning.
+    """
+    count = defined.sum()
+    if reduction == "mean":
+        loss = masked_mean(values, defined)
+    else:
+        loss = values.masked_fill(~defined, torch.nan).view(scores.shape[:-1])
+    if not values.requires_grad:
+        loss = loss + scores.flatten()[:0].sum()  # zero terms: 0 * scores would be NaN where a masked score is
+    if readable(count) and int(count) == 0:
+        outcome = "the loss is a constant 0 for this batch" if reduction == "mean" else "every value is NaN"
+        warnings.warn(
+            f"0 of {defined.numel()} lists have {needs}{of_one_item(scores, other)}: {outcome}.",
+            UndefinedListWarning,
+            stacklevel=5,  # the caller of the loss: this, the loss and its two wrappers are in between
+        )
+    return (loss, ListStats(defined.numel(), count)) if return_stats else loss
+
+
+def loss_function(
+    *together: Check, **checks: Check
+) -> Callable[[Callable[P, Tensor | tuple[Tensor, Stats]]], LossFunction[P, Stats]]:
+    """Decorator of every loss: says what its options must be, and runs it in full precision.
+
+    The options are checked when the loss is called and, by `check_options`, when its Module is built.
+
+    Args:
+        together: ``check(**options)`` of several options at once, after each alone.
+        checks: what each option must be.
+    """
+
+    def decorate(function: Callable[P, Tensor | tuple[Tensor, Stats]]) -> LossFunction[P, Stats]:
+        parameters = inspect.signature(function).parameters.values()
+        defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty}
+        run = full_precision(function)
+        checks.setdefault("reduction", check_reduction)
+
+        def check_options(given: Mapping[str, Any]) -> dict[str, Any]:
+            checked = {
+                name: checks[name](value, name=name) if name in checks else value for name, value in given.items()
+            }
+            for check in together:
+                check(**{**defaults, **checked})
+            return checked
+
+        @functools.wraps(function)
+        def wrapper(*args: P.args, **kwargs: P.kwargs) -> Tensor | tuple[Tensor, Stats]:
+            return run(*args, **check_options(kwargs))
+
+        wrapper.check_options = check_options  # type: ignore[attr-defined]
+        return cast(LossFunction[P, Stats], wrapper)
+
+    return decorate
+
+
+def check_reduction(reduction: str, name: str) -> str:
+    """How the values of the lists become a loss."""
+    return check_choice(reduction, REDUCTIONS, name)
+
+
+def check_range(low: float, high: float, **_: object) -> None:
+    """An interval that is not empty."""
+    if not low < high:
+        raise ValueError(f"`low` must be below `high`, got low={low} and high={high}.")
+
+
+def optional(check: Check) -> Check:
+    """The same check, for an option that may be None."""
+    return lambda value, name: None if value is None else check(value, name=name)
+
+
+class Loss(LossModule[Stats]):
+    """A loss function with its keyword arguments stored: the Module form of every loss.
+
+    A subclass sets `function` and calls `super().__init__(name=value, ...)` with that function's keyword arguments,
+    which are checked and become attributes. A sorter among them so becomes a submodule, which ``.to(device)`` moves,
+    and is frozen: an optimiser that is handed the loss finds nothing to train.
+    """
+
+    function: Callable[..., Any]
+    """The loss as a pure function: ``function = staticmethod(x_loss)``, a `loss_function`."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        options = type(self).function.check_options(options)  # type: ignore[attr-defined]
+        self._options = tuple(options)
+        for name, value in options.items():
+            if isinstance(value, nn.Module):
+                _freeze(value)
+            setattr(self, name, value)
+
+    def forward(
+        self, scores: Tensor, *target: Tensor, where: Tensor | None = None, **extra: Any
+    ) -> Tensor | tuple[Tensor, Stats]:
+        """The loss of `scores` (..., N) against a target of the same shape; see the function of the same name.
+
+        The target may go by its name there (`relevant=`, say), and `where` may be the third argument. What else that
+        function takes can be given as well, such as ``return_stats=True``.
+        """
+        if len(target) > 1:
+            *target, where = target  # type: ignore[assignment]
+        options = {name: getattr(self, name) for name in self._options}
+        loss: Tensor | tuple[Tensor, Stats] = type(self).function(scores, *target, where=where, **{**options, **extra})
+        return loss
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for name in self._options:
+            if name not in self._modules:
+                drop_other_state(state_dict, f"{prefix}{name}.")
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def extra_repr(self) -> str:
+        """The options, for repr(), without a `reduction` to the mean; modules among them are shown below."""
+        values = {name: getattr(self, name) for name in self._options}
+        return ", ".join(
+            f"{name}={getattr(value, '__name__', repr(value))}"
+            for name, value in values.items()
+            if not isinstance(value, nn.Module) and (name, value) != ("reduction", "mean")
+        )
+
+
+def _freeze(rank_fn: nn.Module) -> None:
+    """Nothing to train in `rank_fn`, nor in what it wraps."""
+    rank_fn.requires_grad_(False)
+    for module in rank_fn.modules():
+        if callable(freeze := getattr(module, "freeze", None)):
+            freeze()

@@ -1,0 +1,102 @@
+"""Losses that are computed query by query, a chunk of queries at a time, value and gradient in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sodeep._core.checks import compiling, in_forward_mode, traces_no_gradient
+from sodeep._core.lists import Lists
+
+
+def chunk_elements(device: torch.device) -> int:
+    """Comparisons held at once: what stays in a CPU's cache, or what fills a GPU."""
+    return 2**17 if device.type == "cpu" else 2**23
+
+
+Operator = Callable[..., tuple[Tensor, Tensor]]
+"""(scores (Q, N), positive (Q, N), options) -> a value a query (Q,) and d value / d scores (Q, N)."""
+
+
+class _PerQuery(torch.autograd.Function):
+    """A value a query with its gradient known: `operator` gives values (Q,) and d value / d scores (Q, N)."""
+
+    @staticmethod
+    def forward(operator: Operator, scores: Tensor, positive: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+        return operator(scores, positive, *options)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(output[1])
+        ctx.unused = [None] * (len(inputs) - 2)
+
+    @staticmethod
+    def backward(ctx: Any, by_value: Tensor | None, by_slope: Tensor | None) -> tuple[Tensor | None, ...]:
+        if (by_slope is not None and not compiling()) or in_forward_mode():
+            raise NotImplementedError(
+                "second derivatives of the retrieval losses are not implemented. Drop create_graph=True, or take the "
+                "gradient outside forward mode."
+            )
+        if by_value is None:
+            return None, None, *ctx.unused
+        (slope,) = ctx.saved_tensors
+        return None, by_value.unsqueeze(1) * slope, *ctx.unused
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], operator: Operator, scores: Tensor, positive: Tensor, *options: Any
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        # queries do not know one another: a batch of batches is a longer batch
+        scores, positive = (
+            x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+            for x, dim in zip((scores, positive), in_dims[1:3], strict=True)
+        )
+        value, slope = _apply(operator, scores.flatten(0, 1), positive.flatten(0, 1), *options)
+        return (value.view(scores.shape[:2]), slope.view(scores.shape)), (0, 0)
+
+
+class _PerQueryForward(_PerQuery):
+    """The same with a forward-mode derivative, which torch.compile refuses to see."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        _PerQuery.setup_context(ctx, inputs, output)
+        ctx.save_for_forward(output[1])
+
+    @staticmethod
+    def jvp(ctx: Any, _: Any, moved: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        (slope,) = ctx.saved_tensors
+        return (slope * moved).sum(1), torch.full_like(slope, torch.nan)  # of the slope it is not known
+
+
+def _apply(operator: Operator, scores: Tensor, positive: Tensor, *options: Any) -> Any:
+    function = _PerQueryForward if in_forward_mode() else _PerQuery
+    return function.apply(operator, scores, positive, *options)  # type: ignore[no-untyped-call]
+
+
+def _opaque(options: str) -> Callable[[Operator], Operator]:
+    """An operator as one node of a compiled graph: how many relevant items there are only the data knows."""
+
+    def register(operator: Operator) -> Operator:
+        name = f"sodeep::{operator.__name__.lstrip('_')}"
+        schema = f"(Tensor scores, Tensor positive, {options}) -> (Tensor, Tensor)"
+        node = torch.library.custom_op(name, operator, mutates_args=(), schema=schema)
+        node.register_fake(lambda scores, *_: (scores.new_empty(scores.shape[0]), torch.empty_like(scores)))
+        return node
+
+    return register
+
+
+def per_query(operator: Operator, lists: Lists, *options: Any) -> Tensor:
+    """The operator's value of every query (Q,), differentiable in the scores."""
+    scores = lists.scores
+    if lists.masked:
+        scores = scores.masked_fill(~(lists.positive | lists.negative), -torch.inf)
+    if traces_no_gradient(scores):
+        return operator(scores, lists.positive, *options)[0]
+    value: Tensor = _apply(operator, scores, lists.positive, *options)[0]
+    return value

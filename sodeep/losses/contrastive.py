@@ -1,0 +1,206 @@
+"""Hinges on single pairs and on triplets: contrastive and triplet loss."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from sodeep._core.checks import check_choice, check_number, check_positive, compiling, readable
+from sodeep._core.lists import Lists, masked_mean, prepare
+from sodeep.losses._base import ListStats, Loss, loss_function, reduce_defined
+from sodeep.losses._sums import reduce_over_both
+
+
+@loss_function(positive_margin=check_number, negative_margin=check_number)
+def contrastive_loss(
+    scores: Tensor,
+    relevant: Tensor,
+    *,
+    positive_margin: float = 0.9,
+    negative_margin: float = 0.6,
+    where: Tensor | None = None,
+    reduction: str = "mean",
+    return_stats: bool = False,
+) -> Tensor | tuple[Tensor, ListStats]:
+    """Pull positives above one similarity, push negatives below another.
+
+    For a list, with means over the active hinges (0 for a side that has none)::
+
+        mean_P [positive_margin - s]+  +  mean_N [s - negative_margin]+
+
+    This is the calibration term of ROADMAP, whose margins on cosine similarities are the defaults. The classical loss
+    on distances, D for positives and [m - D]+ for negatives, is ``positive_margin=0, negative_margin=-m`` on scores -D
+    (Hadsell et al. square both).
+
+    What all losses share, such as `where`: see `sodeep.losses`.
+
+    Args:
+        positive_margin: a positive at least this similar costs nothing.
+        negative_margin: a negative at most this similar costs nothing.
+
+    Returns:
+        A scalar, at least 0 up to rounding. The two sides do not need each other, so a list is defined as soon as it
+        has a real item.
+
+    References:
+        Hadsell, Chopra, LeCun. Dimensionality Reduction by Learning an Invariant Mapping. CVPR 2006.
+        Ramzi, Thome, Rambour, Audebert, Bitot. Robust and Decomposable Average Precision for Image Retrieval.
+        NeurIPS 2021.
+
+    Example:
+        >>> scores = torch.tensor([[0.7, 0.95, 0.8, -0.3]])
+        >>> relevant = torch.tensor([[True, True, False, False]])
+        >>> contrastive_loss(scores, relevant)  # [0.9 - 0.7] + [0.8 - 0.6]; the two others are far enough
+        tensor(0.4000)
+    """
+    lists = prepare(scores, relevant, where)
+    s, positive, negative, _ = lists
+    with torch.no_grad():  # once it is known which hinges are active, their means are linear in the scores
+        near, far = negative & (s > negative_margin), positive & (s < positive_margin)
+        num_near, num_far = near.sum(-1, keepdim=True), far.sum(-1, keepdim=True)
+        weights = near / num_near.clamp(min=1).to(s.dtype) - far / num_far.clamp(min=1).to(s.dtype)
+    bounds = positive_margin * (num_far > 0).to(s.dtype) - negative_margin * (num_near > 0).to(s.dtype)
+    values = (weights * s).sum(-1) + bounds.squeeze(-1)
+    return reduce_defined(values, (positive | negative).any(-1), scores, reduction, return_stats, needs="a real item")
+
+
+class ContrastiveLoss(Loss[ListStats]):
+    """Module form of `contrastive_loss`.
+
+    Example:
+        >>> ContrastiveLoss()
+        ContrastiveLoss(positive_margin=0.9, negative_margin=0.6)
+    """
+
+    function = staticmethod(contrastive_loss)
+
+    def __init__(self, positive_margin: float = 0.9, negative_margin: float = 0.6, *, reduction: str = "mean") -> None:
+        super().__init__(positive_margin=positive_margin, negative_margin=negative_margin, reduction=reduction)
+
+
+MINING = ("all", "semihard", "hard")
+
+
+@loss_function(margin=check_positive, mining=partial(check_choice, choices=MINING))
+def triplet_loss(
+    scores: Tensor,
+    relevant: Tensor,
+    *,
+    margin: float = 0.2,
+    mining: str = "all",
+    where: Tensor | None = None,
+    reduction: str = "mean",
+    return_stats: bool = False,
+) -> Tensor | tuple[Tensor, ListStats]:
+    """Every positive above every negative by a margin, without ever making a list of triplets.
+
+    For a list, the mean over its active triplets (p in P, n in N, hinge above zero)::
+
+        [s_n - s_p + margin]+
+
+    among
+
+    * ``mining="all"``: all triplets (the mean over non-zero terms of Hermans et al., "batch all");
+    * ``mining="semihard"``: the negative is further than the positive, but within the margin: s_p - margin < s_n < s_p
+      (Schroff et al.: D_ap < D_an < D_ap + margin). Equal scores are not semi-hard;
+    * ``mining="hard"``: for each positive the hardest negative, max_N s (Faghri et al., who take the sum). Equally hard
+      negatives share the gradient.
+
+    "all" and "semihard" take O(N log N) a list, or O(N |P|) where that is less, and O(N) memory.
+
+    What all losses share, such as `where`: see `sodeep.losses`.
+
+    Args:
+        scores: (..., N). The default margin is made for cosine similarities; FaceNet's is on squared distances of unit
+            vectors, 2 - 2s, so its 0.2 is 0.1 on cosine similarities.
+        margin: how far above; positive.
+        mining: which triplets: "all", "semihard" or "hard".
+
+    Returns:
+        A scalar, at least 0 up to rounding. A list with P and N but no active triplet counts, with 0.
+
+    References:
+        Schroff, Kalenichenko, Philbin. FaceNet: A Unified Embedding for Face Recognition and Clustering. CVPR 2015.
+        Hermans, Beyer, Leibe. In Defense of the Triplet Loss for Person Re-Identification. 2017.
+        Faghri, Fleet, Kiros, Fidler. VSE++: Improving Visual-Semantic Embeddings with Hard Negatives. BMVC 2018.
+
+    Example:
+        >>> scores = torch.tensor([[0.8, 0.3, 0.7, 0.4]])
+        >>> relevant = torch.tensor([[True, True, False, False]])
+        >>> triplet_loss(scores, relevant)  # hinges 0.1, 0.6 and 0.3
+        tensor(0.3333)
+        >>> triplet_loss(scores, relevant, mining="semihard")  # 0.8 against 0.7
+        tensor(0.1000)
+        >>> triplet_loss(scores, relevant, mining="hard")  # 0.8 and 0.3 against 0.7
+        tensor(0.3500)
+    """
+    lists = prepare(scores, relevant, where)
+    s, positive, negative, _ = lists
+    if mining == "hard":
+        lowest = torch.finfo(s.dtype).min / 4
+        hardest = s.masked_fill(~negative, lowest).amax(-1, keepdim=True)
+        hinge = hardest - s + margin
+        values = masked_mean(hinge, positive & ~(hinge <= 0))  # not "hinge > 0", which would leave NaN out
+    else:
+        # A sum of hinges is linear in the scores once it is known which are active. So all that is needed is in how
+        # many active triplets each item is, and these counts are the gradient.
+        count_p, count_n = _active_triplets(lists, margin, semihard=mining == "semihard")
+        active = count_p.sum(-1)
+        values = (((count_n - count_p) * s).sum(-1) + margin * active) / active.clamp(min=1)
+    return reduce_over_both(values, lists, scores, reduction, return_stats)
+
+
+class TripletLoss(Loss[ListStats]):
+    """Module form of `triplet_loss`.
+
+    Example:
+        >>> TripletLoss(mining="hard")
+        TripletLoss(margin=0.2, mining='hard')
+    """
+
+    function = staticmethod(triplet_loss)
+
+    def __init__(self, margin: float = 0.2, mining: str = "all", *, reduction: str = "mean") -> None:
+        super().__init__(margin=margin, mining=mining, reduction=reduction)
+
+
+FEW_POSITIVES = 16
+"""Up to so many a list, going through them one by one is quicker than sorting."""
+
+
+@torch.no_grad()
+def _active_triplets(lists: Lists, margin: float, semihard: bool) -> tuple[Tensor, Tensor]:
+    """In how many active triplets each positive and each negative is: two (Q, N), 0 elsewhere.
+
+    A triplet is active when s_p < s_n + margin, and semi-hard when s_n < s_p as well.
+    """
+    s, positive, negative = lists.scores.contiguous(), lists.positive, lists.negative  # searchsorted warns otherwise
+    marked = torch.where(positive, s, float("inf"))
+    most = int(positive.sum(-1).max()) if len(s) and readable(s) else s.shape[-1]
+    if not compiling() and most <= FEW_POSITIVES:  # a compiled graph would be for this number only
+        rising, order = marked.topk(most, largest=False)
+        count_n, counts, above = torch.zeros_like(marked), torch.zeros_like(rising), s + margin
+        for k in range(most):
+            active = negative & (rising[:, k : k + 1] < above)
+            if semihard:
+                active &= rising[:, k : k + 1] > s
+            count_n += active
+            counts[:, k] = active.sum(-1)
+    else:
+        rising, order = marked.sort(dim=-1)
+        # A negative is active with a run of the positives: from `first` up to, not including, `last`.
+        last = torch.searchsorted(rising, s + margin)
+        if semihard:
+            first = torch.searchsorted(rising, s, right=True)
+            last = torch.maximum(first, last)  # at scores so large that s + margin is s
+        else:
+            first = torch.zeros_like(last)
+        real = negative.to(s.dtype)
+        count_n = (last - first) * real
+        # The same runs, counted by positive: +1 where a run begins, -1 where it ends, and a running sum.
+        steps = s.new_zeros(s.shape[0], s.shape[1] + 1).scatter_add(-1, first, real).scatter_add(-1, last, -real)
+        counts = steps.cumsum(-1)[:, :-1]
+    # slots beyond the positives of a list hold infinity, with which nothing is active
+    return torch.zeros_like(marked).scatter(-1, order, counts), count_n

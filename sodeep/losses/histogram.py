@@ -1,0 +1,96 @@
+"""Histogram loss: the similarities of positive and of negative pairs as two distributions."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor
+
+from sodeep._core.checks import check_at_least, check_number
+from sodeep._core.lists import prepare
+from sodeep.losses._base import ListStats, Loss, check_range, loss_function, reduce_defined
+from sodeep.losses.multi_similarity import _check_mean
+
+
+@loss_function(
+    check_range, num_bins=partial(check_at_least, low=1), low=check_number, high=check_number, reduction=_check_mean
+)
+def histogram_loss(
+    scores: Tensor,
+    relevant: Tensor,
+    *,
+    num_bins: int = 100,
+    low: float = -1.0,
+    high: float = 1.0,
+    where: Tensor | None = None,
+    reduction: str = "mean",
+    return_stats: bool = False,
+) -> Tensor | tuple[Tensor, ListStats]:
+    """Probability that a random negative pair of the batch is more similar than a random positive one, by histograms.
+
+    With nodes t_r = low + r D, r = 0 ... num_bins, D = (high - low) / num_bins, every score gives to its two
+    neighbouring nodes in proportion to its nearness; h+ and h- are the histograms of the positive and the negative
+    pairs, each of sum 1::
+
+        sum_r h-_r sum_{q <= r} h+_q
+
+    **The histograms are of the whole batch**, all lists together, so a batch is not the mean of its lists. The weight
+    of a positive pair in [t_p, t_{p+1}] is h-_p / (D |S+|), that of a negative one h+_{p+1} / (D |S-|) (Wang et al.
+    2019, supplement, where the nodes r D - 1 count from r = 1 and are one off). A score at a node belongs to the
+    interval above it. It takes two scatters, whatever the number of bins.
+
+    What all losses share, such as `where`: see `sodeep.losses`.
+
+    Args:
+        scores: (..., N); cosine similarities for the default range.
+        num_bins: number of intervals, so there is one node more.
+        low: the first node.
+        high: the last node. A score outside is at the end of the range, with zero gradient.
+        reduction: "mean" alone: a statistic of the whole batch has no value for each list.
+
+    Returns:
+        A scalar in [0, 1]; 0.5 or so where the scores say nothing. It needs one positive and one negative pair in the
+        batch, in whichever lists; then every list counts.
+
+    References:
+        Ustinova, Lempitsky. Learning Deep Embeddings with Histogram Loss. NeurIPS 2016.
+
+    Example:
+        >>> scores = torch.tensor([[0.8, 0.4, 0.2]])
+        >>> relevant = torch.tensor([[True, False, False]])
+        >>> histogram_loss(scores, relevant)
+        tensor(0.)
+        >>> histogram_loss(scores, ~relevant)
+        tensor(1.)
+    """
+    lists = prepare(scores, relevant, where)
+    s, positive, negative, _ = lists
+    place = ((s - low) * (num_bins / (high - low))).clamp(0, num_bins)
+    node = place.detach().floor().clamp(max=num_bins - 1).nan_to_num(0.0)  # NaN goes on in its share, not as an index
+    real = positive | negative
+    upper = (place - node).masked_fill(~real, 0)  # the share of the node above
+    lower = real.to(s.dtype) - upper
+    # Two histograms side by side, positives first; one pair a row, since one of millions would exhaust a float32.
+    nodes = num_bins + 1
+    index = node.long() + nodes * negative
+    histogram = s.new_zeros(s.shape[0], 2 * nodes).scatter_add(-1, index, lower).scatter_add(-1, index + 1, upper)
+    pos, neg = histogram.sum(0).view(2, nodes)
+    total_pos, total_neg = positive.sum(), negative.sum()
+    loss = (neg * pos.cumsum(0)).sum() / (total_pos.clamp(min=1) * total_neg.clamp(min=1))
+    defined = (total_pos > 0) & (total_neg > 0)
+    needs = "a positive and a negative pair between them"
+    return reduce_defined(loss.expand(len(s)), defined.expand(len(s)), scores, reduction, return_stats, needs=needs)
+
+
+class HistogramLoss(Loss[ListStats]):
+    """Module form of `histogram_loss`.
+
+    Example:
+        >>> HistogramLoss()
+        HistogramLoss(num_bins=100, low=-1.0, high=1.0)
+    """
+
+    function = staticmethod(histogram_loss)
+
+    def __init__(self, num_bins: int = 100, low: float = -1.0, high: float = 1.0, *, reduction: str = "mean") -> None:
+        super().__init__(num_bins=num_bins, low=low, high=high, reduction=reduction)

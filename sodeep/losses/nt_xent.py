@@ -1,0 +1,176 @@
+"""Softmax over the items of a list: NT-Xent, N-pairs and NCA."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from sodeep._core.checks import check_positive
+from sodeep._core.lists import masked_mean, prepare
+from sodeep.losses._base import ListStats, Loss, loss_function
+from sodeep.losses._sums import bound, log_ratio, logsumexp, reduce_over_both, softplus
+
+
+@loss_function(temperature=check_positive)
+def nt_xent_loss(
+    scores: Tensor,
+    relevant: Tensor,
+    *,
+    temperature: float = 0.07,
+    where: Tensor | None = None,
+    reduction: str = "mean",
+    return_stats: bool = False,
+) -> Tensor | tuple[Tensor, ListStats]:
+    """Normalised temperature-scaled cross entropy (InfoNCE): each positive has to be picked out among the negatives.
+
+    For a list, with T the temperature::
+
+        mean_{p in P}  -log( e^{s_p/T} / (e^{s_p/T} + sum_{n in N} e^{s_n/T}) )
+
+    The other positives are not in the denominator. With one positive a list this is the loss of SimCLR and, over the
+    rows of an image x caption matrix, one direction of InfoNCE as used for cross-modal retrieval. The sum over N is
+    taken once a list, so time and memory are O(N) a list, whatever the number of positives.
+
+    What all losses share, such as `where`: see `sodeep.losses`.
+
+    Args:
+        scores: (..., N); cosine similarities for the default temperature.
+        temperature: T, positive.
+
+    Returns:
+        A scalar > 0, or 0 where it underflows.
+
+    References:
+        Chen, Kornblith, Norouzi, Hinton. A Simple Framework for Contrastive Learning of Visual Representations. ICML
+        2020.
+
+    Example:
+        >>> scores = torch.tensor([[1.0, 0.0, 0.0]])
+        >>> relevant = torch.tensor([[True, False, False]])
+        >>> nt_xent_loss(scores, relevant, temperature=1.0)  # log(1 + 2 / e)
+        tensor(0.5514)
+    """
+    lists = prepare(scores, relevant, where)
+    s = bound(lists.scores / temperature)
+    below = softplus(logsumexp(s, lists.negative).unsqueeze(-1) - s)
+    return reduce_over_both(masked_mean(below, lists.positive), lists, scores, reduction, return_stats)
+
+
+class NTXentLoss(Loss[ListStats]):
+    """Module form of `nt_xent_loss`.
+
+    Example:
+        >>> NTXentLoss()
+        NTXentLoss(temperature=0.07)
+    """
+
+    function = staticmethod(nt_xent_loss)
+
+    def __init__(self, temperature: float = 0.07, *, reduction: str = "mean") -> None:
+        super().__init__(temperature=temperature, reduction=reduction)
+
+
+@loss_function()
+def n_pairs_loss(
+    scores: Tensor,
+    relevant: Tensor,
+    *,
+    where: Tensor | None = None,
+    reduction: str = "mean",
+    return_stats: bool = False,
+) -> Tensor | tuple[Tensor, ListStats]:
+    """Multi-class N-pairs: each positive against the negatives of its list, on inner products.
+
+    For a list::
+
+        mean_{p in P} log(1 + sum_{n in N} e^{s_n - s_p})
+
+    Eq. 7 of the paper, where a list has one positive and one negative of each other class; any number of each will do.
+    It is `nt_xent_loss` at temperature 1.
+
+    What all losses share, such as `where`: see `sodeep.losses`.
+
+    Args:
+        scores: (..., N). Made for inner products of embeddings that are not normalised: on cosine similarities the loss
+            cannot fall below log(1 + |N| e^-2).
+
+    Returns:
+        A scalar > 0, or 0 where it underflows.
+
+    References:
+        Sohn. Improved Deep Metric Learning with Multi-class N-pair Loss Objective. NeurIPS 2016.
+
+    Example:
+        >>> n_pairs_loss(torch.tensor([[5.0, 1.0, 1.0]]), torch.tensor([[True, False, False]]))
+        tensor(0.0360)
+    """
+    return nt_xent_loss(scores, relevant, temperature=1.0, where=where, reduction=reduction, return_stats=return_stats)
+
+
+class NPairsLoss(Loss[ListStats]):
+    """Module form of `n_pairs_loss`.
+
+    Example:
+        >>> NPairsLoss()(torch.tensor([[5.0, 1.0, 1.0]]), torch.tensor([[True, False, False]]))
+        tensor(0.0360)
+    """
+
+    function = staticmethod(n_pairs_loss)
+
+    def __init__(self, *, reduction: str = "mean") -> None:
+        super().__init__(reduction=reduction)
+
+
+@loss_function(temperature=check_positive)
+def nca_loss(
+    scores: Tensor,
+    relevant: Tensor,
+    *,
+    temperature: float = 1.0,
+    where: Tensor | None = None,
+    reduction: str = "mean",
+    return_stats: bool = False,
+) -> Tensor | tuple[Tensor, ListStats]:
+    """Neighbourhood components analysis: the probability that a soft nearest neighbour is relevant.
+
+    For a list, with T the temperature::
+
+        -log( sum_{p in P} e^{s_p/T} / sum_{i in P and N} e^{s_i/T} )
+
+    (Eq. 1 of the supplement of Wang et al. 2019 lacks the minus sign.)
+
+    What all losses share, such as `where`: see `sodeep.losses`.
+
+    Args:
+        scores: (..., N). In the papers minus squared distances, ``-D**2``; on cosine similarities give a temperature,
+            0.1 say: at 1 the terms can hardly differ.
+        temperature: T, positive.
+
+    Returns:
+        A scalar > 0, or 0 where it underflows.
+
+    References:
+        Goldberger, Roweis, Hinton, Salakhutdinov. Neighbourhood Components Analysis. NeurIPS 2004.
+        Salakhutdinov, Hinton. Learning a Nonlinear Embedding by Preserving Class Neighbourhood Structure. AISTATS 2007.
+
+    Example:
+        >>> nca_loss(torch.zeros(1, 4), torch.tensor([[True, False, False, False]]))  # log 4
+        tensor(1.3863)
+    """
+    lists = prepare(scores, relevant, where)
+    s = lists.scores if temperature == 1 else bound(lists.scores / temperature)
+    values = log_ratio(s, lists)  # log(1 + N/P): nothing cancels when the positives are far ahead
+    return reduce_over_both(values, lists, scores, reduction, return_stats)
+
+
+class NCALoss(Loss[ListStats]):
+    """Module form of `nca_loss`.
+
+    Example:
+        >>> NCALoss()
+        NCALoss(temperature=1.0)
+    """
+
+    function = staticmethod(nca_loss)
+
+    def __init__(self, temperature: float = 1.0, *, reduction: str = "mean") -> None:
+        super().__init__(temperature=temperature, reduction=reduction)

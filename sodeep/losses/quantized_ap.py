@@ -1,0 +1,220 @@
+"""Retrieval losses: how well each query ranks its relevant items, from scores and relevance alone.
+
+A list is a query and is defined when it has a relevant item; what all losses share is in `sodeep.losses`.
+
+Two ways to make a rank differentiable are here, and neither builds a Q x N x N tensor.
+
+Pairwise (`smooth_ap_loss`, `sup_ap_loss`, `recall_at_k_loss`): a rank is a sum of comparisons "is j above i?",
+softened. Only the ranks of the relevant items matter, so the walk goes over (query, relevant item) pairs, a chunk at a
+time, and takes the gradient in closed form as it goes: no graph is stored, and memory is O(Q N) whatever the classes.
+
+Quantised (`quantized_ap_loss`, `fast_ap_loss`): a histogram of similarities, softened. A similarity falls into two
+neighbouring bins, so that a histogram takes two scatter-adds, whatever the number of bins. The gradient is in closed
+form here as well.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from sodeep._core.checks import check_at_least, check_bool, check_number
+from sodeep._core.lists import Lists, prepare
+from sodeep.losses._base import ListStats, Loss, check_range, loss_function, reduce_defined
+from sodeep.losses._per_query import _opaque, chunk_elements, per_query
+
+
+def _with_self(lists: Lists) -> Lists:
+    """Every query among its own relevant items, at similarity 1: a column more."""
+    query = lists.positive.new_ones(len(lists.positive), 1)
+    return Lists(  # not _replace, which torch.compile of torch 2.4 cannot trace
+        torch.cat([lists.scores, query.to(lists.scores.dtype)], 1),
+        torch.cat([lists.positive, query], 1),
+        torch.cat([lists.negative, ~query], 1),
+        lists.masked,
+    )
+
+
+@_opaque("int num_bins, float low, float high")
+def _quantized_ap(scores: Tensor, positive: Tensor, num_bins: int, low: float, high: float) -> tuple[Tensor, Tensor]:
+    value, slope = scores.new_zeros(scores.shape[0]), torch.empty_like(scores)
+    last, gap = num_bins - 1, (high - low) / (num_bins - 1)
+    rows = max(1, chunk_elements(scores.device) // max(scores.shape[1], 3 * num_bins))
+    for start in range(0, len(scores), rows):
+        chunk = slice(start, start + rows)
+        s, relevant = scores[chunk], positive[chunk].to(scores.dtype)
+        # a score lies between two centres: the histograms get its two shares, of other, relevant and masked items
+        steps_down = (high - s) / gap
+        clamped = steps_down.clamp(0, last)
+        inside = steps_down.eq_(clamped)
+        upper = clamped.floor().clamp_(max=last - 1).nan_to_num_(0.0)  # NaN goes on in its share, not as an index
+        to_lower = clamped.sub_(upper)
+        slot = upper.add_(relevant, alpha=num_bins).add_(s == -torch.inf, alpha=2 * num_bins).long()
+        h = s.new_zeros(len(s), 3 * num_bins).scatter_add_(1, slot, 1 - to_lower)
+        h = h.scatter_add_(1, slot.add_(1), to_lower).view(-1, 3, num_bins)
+        h_positive, h_all = h[:, 1], h[:, 0] + h[:, 1]
+
+        count = relevant.sum(1, keepdim=True).clamp(min=1)
+        seen_positive, seen = h_positive.cumsum(1), h_all.cumsum(1)
+        seen.masked_fill_(seen == 0, 1)
+        precision = seen_positive / seen
+        value[chunk] = (precision * h_positive / count).sum(1)
+
+        # d AP / d h_m: what is in bin m has been seen in every later bin too; a relevant item also is recall in its own
+        by_seen = h_positive / seen / count
+        by_other = _sum_from(-by_seen * precision)
+        by_relevant = by_other + _sum_from(by_seen) + precision / count
+        by_h = torch.stack([by_other, by_relevant, torch.zeros_like(by_other)], 1).flatten(1)
+        by_step = torch.diff(by_h, dim=1, prepend=by_h[:, :1])  # from the upper centre to the lower
+        torch.gather(by_step, 1, slot, out=slope[chunk]).mul_(inside).div_(-gap)
+    return value, slope
+
+
+def _sum_from(x: Tensor) -> Tensor:
+    """Sums of a row from each column to the last."""
+    return x.flip(1).cumsum(1).flip(1)
+
+
+@loss_function(
+    check_range,
+    num_bins=partial(check_at_least, low=2),
+    low=check_number,
+    high=check_number,
+    include_self=check_bool,
+)
+def quantized_ap_loss(
+    scores: Tensor,
+    relevant: Tensor,
+    *,
+    num_bins: int = 20,
+    low: float = -1.0,
+    high: float = 1.0,
+    include_self: bool = False,
+    where: Tensor | None = None,
+    reduction: str = "mean",
+    return_stats: bool = False,
+) -> Tensor | tuple[Tensor, ListStats]:
+    """One minus quantised AP (AP_Q): average precision of a softened histogram of the scores.
+
+    For M bins with centres evenly from `high` down to `low`, gap = (high - low) / (M - 1), and the triangular kernel
+    delta_m(s) = max(0, 1 - |s - centre_m| / gap)::
+
+        h_m, h+_m  = sum of delta_m(s_j) over all items, over the relevant ones
+        AP_Q       = sum over m of  (h+_1 + ... + h+_m) / (h_1 + ... + h_m)  *  h+_m / number of relevant items
+
+    The first and last bins are flat outwards: a score outside [low, high] belongs to the end bin and has no gradient.
+    Equal scores count as at or above one another: AP_Q of scores at distinct centres is their exact AP, and an
+    irrelevant item that shares a relevant one's bin costs as if it were before it.
+
+    What all losses share, such as `where`: see `sodeep.losses`.
+
+    Args:
+        num_bins: M, at least 2. Time and memory hardly depend on it.
+        low: centre of the last bin. The released code has [0, 1] and 25 bins, where a negative similarity gets no
+            gradient; [-1, 1] and 20 bins are the paper's.
+        high: centre of the first bin.
+        include_self: count every query as one more relevant item of similarity 1 to itself, as the paper does.
+
+    Returns:
+        A scalar in [0, 1), up to rounding. A query whose items are all relevant has loss 0.
+
+    Raises:
+        NotImplementedError: when a second derivative is taken.
+
+    References:
+        Revaud, Almazán, Rezende, de Souza. Learning with Average Precision: Training Image Retrieval with a Listwise
+        Loss. ICCV 2019; the derivatives are equations 7 to 10 of its supplement.
+
+    Example:
+        >>> scores = torch.tensor([0.9, 0.2, 0.4])
+        >>> loss = quantized_ap_loss(scores, torch.tensor([False, True, False]), num_bins=25, low=0, high=1)
+        >>> print(f"{loss:.4f}")
+        0.7048
+    """
+    lists = prepare(scores, relevant, where)
+    items = _with_self(lists) if include_self else lists
+    ap = per_query(_quantized_ap, items, num_bins, low, high)
+    return reduce_defined(1 - ap, lists.positive.sum(1) > 0, scores, reduction, return_stats)
+
+
+class QuantizedAPLoss(Loss[ListStats]):
+    """Module form of `quantized_ap_loss`.
+
+    Example:
+        >>> QuantizedAPLoss()
+        QuantizedAPLoss(num_bins=20, low=-1.0, high=1.0, include_self=False)
+    """
+
+    function = staticmethod(quantized_ap_loss)
+
+    def __init__(
+        self,
+        num_bins: int = 20,
+        low: float = -1.0,
+        high: float = 1.0,
+        include_self: bool = False,
+        *,
+        reduction: str = "mean",
+    ) -> None:
+        super().__init__(num_bins=num_bins, low=low, high=high, include_self=include_self, reduction=reduction)
+
+
+@loss_function(num_bins=partial(check_at_least, low=1))
+def fast_ap_loss(
+    scores: Tensor,
+    relevant: Tensor,
+    *,
+    num_bins: int = 10,
+    where: Tensor | None = None,
+    reduction: str = "mean",
+    return_stats: bool = False,
+) -> Tensor | tuple[Tensor, ListStats]:
+    r"""One minus FastAP: average precision from histograms of squared distance between unit vectors.
+
+    With z = 2 - 2 s in [0, 4] the squared distance of unit vectors of cosine similarity s, soft histograms h, h+ of z
+    on the L + 1 nodes 0, 4/L, ..., 4 (L = num_bins), and H, H+ their running sums::
+
+        FastAP = sum over l of  h+_l H+_l / H_l  /  number of relevant items
+
+    z falls evenly as s rises, so this is `quantized_ap_loss` on [-1, 1] with num_bins + 1 bins: the two papers,
+    published in the same year, arrived at one function. Both are here for their names and their defaults.
+
+    What all losses share, such as `where`: see `sodeep.losses`.
+
+    Args:
+        scores: (..., N) cosine similarities; beyond [-1, 1] there is no gradient.
+        num_bins: L, the number of intervals between nodes.
+
+    Returns:
+        A scalar in [0, 1), up to rounding.
+
+    Raises:
+        NotImplementedError: when a second derivative is taken.
+
+    References:
+        Cakir, He, Xia, Kulis, Sclaroff. Deep Metric Learning to Rank. CVPR 2019.
+
+    Example:
+        >>> scores, relevant = torch.tensor([0.9, 0.2, 0.4]), torch.tensor([False, True, False])
+        >>> bool(fast_ap_loss(scores, relevant) == quantized_ap_loss(scores, relevant, num_bins=11))
+        True
+    """
+    return quantized_ap_loss(
+        scores, relevant, num_bins=num_bins + 1, where=where, reduction=reduction, return_stats=return_stats
+    )
+
+
+class FastAPLoss(Loss[ListStats]):
+    """Module form of `fast_ap_loss`.
+
+    Example:
+        >>> FastAPLoss()
+        FastAPLoss(num_bins=10)
+    """
+
+    function = staticmethod(fast_ap_loss)
+
+    def __init__(self, num_bins: int = 10, *, reduction: str = "mean") -> None:
+        super().__init__(num_bins=num_bins, reduction=reduction)

@@ -1,0 +1,299 @@
+"""The figures of a report, as one table: `FIGURES`. Needs matplotlib; drawing itself is in `sodeep.report.plots`.
+
+A further figure is a function that draws it from a `Source`, and an entry in the table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+from sodeep.checkpoint.format import list_sorters
+from sodeep.comparison.losses_by_name import LOSSES, RANK_LOSSES, RANKS, loss_by_name, terms_of
+from sodeep.comparison.read import Comparison
+from sodeep.comparison.runs import Run
+from sodeep.datasets.types import Array
+from sodeep.losses.pair_weights import pair_weights
+from sodeep.report import plots
+from sodeep.tasks.base import Loss
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a figure is drawn from.
+
+    Attributes:
+        comparison: its runs and statistics.
+        details: the tested runs that have all the arrays that the figure needs, with these, loss by loss.
+        losses: losses of the user's own, by name.
+    """
+
+    comparison: Comparison
+    details: list[tuple[Run, dict[str, Array]]]
+    losses: Mapping[str, Loss]
+
+
+Drawn = Iterator[tuple[Figure, dict[str, object]]]
+"""Figures, each with what is to be filled into its title and caption."""
+
+
+@dataclass(frozen=True)
+class FigureSpec:
+    """A figure of the report.
+
+    Attributes:
+        title: of the figure; "{metric}" is the most important metric, other names are filled in by `draw`.
+        caption: likewise.
+        draw: draws it; nothing, or several, as the comparison has it.
+        needs: arrays of the tested runs; where none has all of them, the figure is left out.
+        first_seed: whether it shows the first run of each loss that has them, not all.
+    """
+
+    title: str
+    caption: str
+    draw: Callable[[Source], Drawn]
+    needs: tuple[str, ...] = ()
+    first_seed: bool = False
+
+
+@dataclass(frozen=True)
+class ReportFigure:
+    """A figure as it is drawn."""
+
+    title: str
+    caption: str
+    figure: Figure
+
+    @functools.cached_property
+    def png(self) -> bytes:
+        """The figure as a file, without a date or the like in it."""
+        file = io.BytesIO()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph .* missing from")  # texts in scripts that the font lacks
+            self.figure.savefig(file, format="png", dpi=130, metadata={"Software": None})
+        return file.getvalue()
+
+
+def draw_all(comparison: Comparison, losses: Mapping[str, Loss]) -> list[ReportFigure]:
+    """Every figure that the runs have the arrays for, in the order of `FIGURES`."""
+    if not comparison.tested:
+        return []
+    found = []
+    for entry in FIGURES:
+        details = list(comparison.details(*entry.needs, first=entry.first_seed)) if entry.needs else []
+        if entry.needs and not details:
+            continue
+        for figure, values in entry.draw(Source(comparison, details, losses)):
+            words = {"metric": comparison.headline, **values}
+            found.append(ReportFigure(entry.title.format(**words), entry.caption.format(**words), figure))
+    return found
+
+
+def _seeds(source: Source) -> Drawn:
+    """The headline metric of every seed, and the paired differences."""
+    comparison, metric = source.comparison, source.comparison.headline
+    summary = comparison.summary
+    values = {loss: [run.metrics[metric] for run in runs] for loss, runs in comparison.tested.items()}
+    cells = {loss: summary.cells[loss, metric] for loss in values if (loss, metric) in summary.cells}
+    intervals = {
+        loss: (cell.difference, cell.low, cell.high)
+        for loss, cell in cells.items()
+        if cell.difference is not None and cell.has_interval
+    }
+    more = " Right: paired differences to the baseline; those across 0 tell nothing." * bool(intervals)
+    figure = plots.plot_seeds(values, intervals, metric, summary.baseline, summary.metrics[metric])
+    yield figure, {"differences": more}
+
+
+def _learning_curves(source: Source) -> Drawn:
+    metric = source.comparison.headline
+    curves = source.comparison.curves(f"val/{metric}")
+    if curves:
+        yield plots.plot_learning_curves(curves, f"{metric} on the validation split"), {}
+
+
+def _training_losses(source: Source) -> Drawn:
+    curves = source.comparison.curves("loss/train")
+    if curves:
+        yield plots.plot_training_losses(curves), {}
+
+
+def _orders(source: Source) -> Drawn:
+    """Predicted against true ranks, of the first seed."""
+    pairs = {run.loss: (arrays["predicted"], arrays["true"]) for run, arrays in source.details}
+    yield plots.plot_orders(pairs), {}
+
+
+def _precision_recall(source: Source, points: int = 101) -> Drawn:
+    """Curves averaged over labels and seeds."""
+    recall = np.linspace(0, 1, points)
+    found: dict[str, list[Array]] = {}
+    for run, arrays in source.details:
+        for scores, relevant, known in zip(*(arrays[name].T for name in ("scores", "relevant", "known")), strict=True):
+            if relevant[known].any():
+                found.setdefault(run.loss, []).append(_precision_at(recall, scores[known], relevant[known]))
+    if found:
+        curves = {loss: (recall, np.mean(curves, axis=0)) for loss, curves in found.items()}
+        yield plots.plot_precision_recall(curves), {}
+
+
+def _precision_at(recall: Array, scores: Array, relevant: Array) -> Array:
+    """Precision at the first depth that reaches each recall; tied items are taken together."""
+    order = np.argsort(-scores.astype(np.float64), kind="stable")
+    hits = np.cumsum(relevant[order])
+    ends = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))
+    reached = np.searchsorted(hits[ends], np.maximum(np.ceil(recall * hits[-1] - 1e-9), 1))
+    depth = ends[reached]
+    result: Array = hits[depth] / (depth + 1)
+    return result
+
+
+def _quantized(source: Source) -> Drawn:
+    """Average precision of every query beside its quantised form, all seeds together."""
+    exact: dict[str, list[Array]] = {}
+    quantized: dict[str, list[Array]] = {}
+    for run, arrays in source.details:
+        known = np.isfinite(arrays["ap"]) & np.isfinite(arrays["ap_quantized"])
+        exact.setdefault(run.loss, []).append(arrays["ap"][known])
+        quantized.setdefault(run.loss, []).append(arrays["ap_quantized"][known])
+    pairs = {loss: (np.concatenate(exact[loss]), np.concatenate(quantized[loss])) for loss in exact}
+    yield plots.plot_quantized_ap(pairs), {}
+
+
+def _strips(source: Source, asked: str) -> Drawn:
+    """First results for random and worst queries, of the best loss and of the baseline."""
+    found = {run.loss: (run, arrays) for run, arrays in source.details}
+    best = next(loss for loss in source.comparison.ranked if loss in found)
+    shown = dict.fromkeys([best, source.comparison.summary.baseline])
+    for run, arrays in (found[loss] for loss in shown if loss in found):
+        for kind, words in (("random", "Random queries"), ("worst", "Queries of lowest average precision")):
+            of_kind = arrays["strip_kind"] == kind
+            if of_kind.any():
+                queries = arrays[asked][of_kind]
+                figure = plots.plot_first_items(
+                    [str(text) for text in queries] if asked == "strip_texts" else queries,
+                    *(arrays[name][of_kind] for name in ("strip_pictures", "strip_right", "strip_ap")),
+                )
+                yield figure, {"queries": words, "loss": run.loss, "seed": run.seed}
+
+
+def _pair_weights(source: Source) -> Drawn:
+    """How hard the losses of scores and relevance pull on a pair."""
+    weights, scores, relevant = _weights(_callables(source.comparison, source.losses))
+    if weights:
+        places = {loss: place for place, loss in enumerate(source.comparison.tested)}
+        counts: dict[str, object] = {"relevant": int(relevant.sum()), "others": int((~relevant).sum())}
+        yield plots.plot_pair_weights(scores, relevant, weights, places), counts
+
+
+def _weights(losses: Mapping[str, Loss]) -> tuple[dict[str, Array], Array, Array]:
+    """Loss -> pair weights (N,), with scores and relevance (N,): quantiles of two normal distributions.
+
+    N is 1,000, for smooth curves; or 100, the list that sorters of one length take, if one of the losses refuses more.
+    """
+    for n in (1000, 100):
+        near, far = (torch.special.ndtri((torch.arange(m) + 0.5).double() / m) for m in (n // 5, n - n // 5))
+        scores, relevant = torch.cat([0.6 + 0.12 * near, 0.2 + 0.15 * far]), torch.arange(n) < n // 5
+        found = {}
+        for name, loss in losses.items():
+            with contextlib.suppress(ValueError):
+                found[name] = pair_weights(loss, scores, relevant).numpy()
+        if found.keys() == losses.keys():
+            break
+    return found, scores.numpy(), relevant.numpy()
+
+
+def _callables(comparison: Comparison, given: Mapping[str, Loss]) -> dict[str, Loss]:
+    """Losses of (scores, relevant): those given, and ours by name. No code is run that a folder of runs only names."""
+    ranks = {*RANKS, *(card.name for card in list_sorters())}
+
+    def ours(term: str) -> bool:
+        loss, _, rank = term.partition(":")
+        return term in LOSSES or (loss in RANK_LOSSES and rank in ranks)
+
+    found: dict[str, Loss] = {}
+    for name in comparison.tested:
+        if name in given:
+            found[name] = given[name]
+        elif all(ours(term) for term in terms_of(name)):
+            terms = loss_by_name(name).terms(comparison.summary.settings[name][0][0], "relevant")
+            if all(form == "relevant" for _, form, _ in terms):
+                found[name] = functools.partial(_weighted_sum, terms)
+    return found
+
+
+def _weighted_sum(terms: Sequence[tuple[float, str, Loss]], scores: Any, relevant: Any) -> Any:
+    return sum(weight * loss(scores, relevant) for weight, _, loss in terms)
+
+
+def _costs(source: Source) -> Drawn:
+    summary = source.comparison.summary
+    seconds = {loss: summary.seconds_per_step[loss] for loss in source.comparison.tested}
+    yield plots.plot_costs(seconds, summary.peak_memory), {}
+
+
+FIGURES = (
+    FigureSpec("{metric} of every seed", "A dot is a seed, the bar their mean.{differences}", _seeds),
+    FigureSpec(
+        "Learning curves",
+        "{metric} on the validation split: the mean over the seeds, and each seed as a faint line.",
+        _learning_curves,
+    ),
+    FigureSpec(
+        "Training losses",
+        "A line is a seed; a point, the mean since the one before. Losses differ in scale: compare shapes only.",
+        _training_losses,
+    ),
+    FigureSpec(
+        "Predicted against true ranks",
+        "Test split, first seed. On the line, an item has the rank it should have; rank 1 is the highest score.",
+        _orders,
+        needs=("predicted", "true"),
+        first_seed=True,
+    ),
+    FigureSpec(
+        "Precision and recall",
+        "At each recall the precision where it is first reached, averaged over the labels and the seeds.",
+        _precision_recall,
+        needs=("scores", "relevant", "known"),
+    ),
+    FigureSpec(
+        "Average precision against its quantised form",
+        "A dot is a test query, of all seeds. The quantised form is what QuantizedAPLoss trains on.",
+        _quantized,
+        needs=("ap", "ap_quantized"),
+    ),
+    *(
+        FigureSpec(
+            "{queries}: {loss}",
+            "Test split, seed {seed}. Right results have a blue frame and a tick, wrong ones an orange frame and a "
+            "cross.",
+            functools.partial(_strips, asked=asked),
+            needs=(asked, "strip_pictures", "strip_right", "strip_kind", "strip_ap"),
+            first_seed=True,
+        )
+        for asked in ("strip_queries", "strip_texts")
+    ),
+    FigureSpec(
+        "Pair weights",
+        "How hard a loss pulls on a pair, by its gradient, for one query with {relevant} relevant items around a "
+        "similarity of 0.6 and {others} others around 0.2, with the settings chosen most often. Below 0 it pulls the "
+        "wrong way.",
+        _pair_weights,
+    ),
+    FigureSpec(
+        "Cost of a step",
+        "Encoder and loss, forward and backward; median time, and what is allocated at the peak.",
+        _costs,
+    ),
+)
+"""The figures of the report, in their order."""

@@ -1,0 +1,215 @@
+"""Everything a training run depends on, as plain values."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from sodeep._core.checks import (
+    check_at_least,
+    check_choice,
+    check_positive,
+    describe,
+    is_number,
+    plain,
+    user_path,
+    with_remedy,
+)
+from sodeep.generators import DEFAULT, USER, check_mixture
+from sodeep.sorters import SORTERS
+from sodeep.sorters.base import check_options
+from sodeep.training.objective import GRADIENT_TAU, VALUE_LOSSES
+from sodeep.training.run import device_of
+
+LENGTHS = (2, 1000)
+"""Shortest and longest list of a length-free sorter unless told otherwise."""
+
+PUBLISHED_LENGTH = 100
+"""Length of list of the networks of 2019: that of a sorter tied to one unless told otherwise."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything a training run depends on. What is left None is filled in by `resolve`.
+
+    On one machine the same config gives the same sorter, bit for bit. With another processor, number of threads or
+    version of torch sums are rounded otherwise: weights differ, and the sorter is as good.
+
+    Args:
+        sorter: name in `SORTERS`.
+        seq_len: the one length to train for. None: a length-free sorter is trained on all of `lengths`, a length-tied
+            one on 100.
+        lengths: shortest and longest list of a length-free sorter, drawn log-uniformly, one length a step. The file
+            also says up to where longer ones were measured to be as good: see `Sorter.known_lengths`. Not to be given
+            beside `seq_len`, or for a length-tied sorter.
+        sorter_config: further arguments of the sorter's constructor.
+        steps: optimisation steps. None: the sorter's recipe, as for `batch_size`, `lr` and `gradient_weight`.
+        max_time: seconds that `train_sorter` may take, validations included, if `steps` are not done before; the parts
+            of a resumed run are counted together. The last step and the last validation are begun early enough to end
+            by then, give or take a step. The learning rate falls with the clock, so that a run ended by it is not
+            reproducible. None: no limit.
+        batch_size: lists a step. Of a length-free sorter, lists of 100: longer ones come fewer, shorter ones more.
+        lr: peak learning rate of Adam.
+        warmup: share of the run in which the learning rate rises; then it falls to zero along a cosine.
+        clip: largest gradient norm.
+        ema: decay of the running average of the weights that is validated and kept; 0 keeps the weights themselves.
+        value_loss: "l1", "l2" or "huber", on ranks / n.
+        gradient_weight: weight of the gradient term beside the value loss; 0 trains on values alone.
+        gradient_tau: width of the smooth rank whose gradient is the target, in the spread of the list (the mean
+            distance from the median; standard deviations of a normal list). Where another network makes the gradient,
+            lists of few items get a width of `GAPS` / n; where values and gradient are of one, lists shorter than 100
+            get n / 100 of it, and the term counts for less.
+        gradient_fraction: share of each step's lists that the gradient term is taken on; it costs as much as three
+            times the value loss.
+        distributions: weight of each distribution of `sodeep.DISTRIBUTIONS`, and of "user" for `scores_file`.
+        scores_file: .npy or .csv of your own score lists, as `sodeep.generators.read_scores_file` reads them. They make
+            up half of the lists unless `distributions` gives "user" another weight.
+        seed: of the initial weights and of every draw.
+        validate_every: steps between validations; each also saves the state of the run. None: 20 in a run.
+        device: "auto" (a GPU if there is one), "cpu", "cuda", ...
+        precision: "float32", or "tf32" for matrix products with a 10-bit mantissa on a GPU. Half precision is not
+            offered: the ranks of a list of 300 do not fit bfloat16.
+        compile: run the network through torch.compile; needs gradient_weight=0, since a compiled network has no
+            second derivative.
+
+    Example:
+        >>> config = TrainConfig(sorter="mlp", seq_len=32, steps=1000)
+        >>> config.resolve().lr
+        0.001
+        >>> TrainConfig(sorter="quicksort")
+        Traceback (most recent call last):
+        ...
+        ValueError: `sorter` must be one of cnn, lstm, ..., got 'quicksort'.
+    """
+
+    sorter: str = "set"
+    seq_len: int | None = None
+    lengths: tuple[int, int] = LENGTHS
+    sorter_config: Mapping[str, Any] = field(default_factory=dict)
+    steps: int | None = None
+    max_time: float | None = None
+    batch_size: int | None = None
+    lr: float | None = None
+    warmup: float = 0.05
+    clip: float = 1.0
+    ema: float = 0.0
+    value_loss: str = "l1"
+    gradient_weight: float | None = None
+    gradient_tau: float = GRADIENT_TAU
+    gradient_fraction: float = 0.25
+    distributions: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT))
+    scores_file: str | os.PathLike[str] | None = None
+    seed: int = 0
+    validate_every: int | None = None
+    device: str | torch.device = "auto"
+    precision: str = "float32"
+    compile: bool = False
+
+    def __post_init__(self) -> None:
+        self.resolve()  # what cannot be trained is said at once
+
+    def resolve(self) -> ResolvedConfig:
+        """The config of the run: plain values, and what is usual for the sorter where nothing was given."""
+        check_choice(self.sorter, SORTERS, "sorter")
+        network = SORTERS[self.sorter]
+        options = plain_json(self.sorter_config, "sorter_config")
+        for name in {"name", "seq_len"} & options.keys():
+            raise ValueError(
+                f"`sorter_config` must not hold {name!r}, got {options[name]!r}. "
+                f"Give it as `{'sorter' if name == 'name' else name}`."
+            )
+        check_options(self.sorter, options)
+        values: dict[str, Any] = {n: plain(value) if is_number(value) else value for n, value in vars(self).items()}
+        usual = asdict(network.recipe({**options, "seq_len": values["seq_len"]}))
+        values |= {name: value for name, value in usual.items() if values[name] is None}
+        values |= {"sorter_config": options, "device": str(self.device)}
+        if values["validate_every"] is None:
+            values["validate_every"] = max(1, check_at_least(values["steps"], 1, "steps") // 20)
+        values["lengths"] = tuple(plain(n) if is_number(n) else n for n in self.lengths)  # JSON has a list
+        if self.seq_len is None and not network.any_length(options):
+            if values["lengths"] != LENGTHS:
+                raise ValueError(
+                    f"`lengths` must not be given for the {self.sorter} sorter, which is tied to one length of list, "
+                    f"got {values['lengths']}. Give that as `seq_len`, or train a length-free sorter such as 'set'."
+                )
+            values["seq_len"] = PUBLISHED_LENGTH
+        values["distributions"] = plain_json(self.distributions, "distributions")
+        if self.scores_file is not None:
+            values["scores_file"] = str(user_path(self.scores_file))
+            values["distributions"].setdefault(USER, sum(self.distributions.values()))
+        return ResolvedConfig(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The resolved values, ready for JSON; ``TrainConfig(**d)`` asks for the same run again."""
+        return asdict(self.resolve())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedConfig(TrainConfig):
+    """A `TrainConfig` that `TrainConfig.resolve` has filled in: what is None means none, not the usual."""
+
+    steps: int
+    batch_size: int
+    lr: float
+    gradient_weight: float
+    scores_file: str | None
+    validate_every: int
+    device: str
+
+    def __post_init__(self) -> None:
+        try:
+            device_of(self.device)
+        except RuntimeError:
+            raise ValueError(f"`device` must be auto, cpu, cuda, cuda:1, ..., got {self.device!r}.") from None
+        for name in ("steps", "batch_size", "validate_every"):
+            check_at_least(getattr(self, name), 1, name)
+        if self.seq_len is not None:
+            SORTERS[self.sorter].check_length(check_at_least(self.seq_len, 2, "seq_len"))
+        if len(self.lengths) != 2:
+            raise ValueError(f"`lengths` must be (shortest, longest), got {self.lengths}.")
+        check_at_least(self.lengths[0], 2, "lengths[0]")
+        check_at_least(self.lengths[1], self.lengths[0], "lengths[1]")
+        if self.seq_len is not None and self.lengths != LENGTHS:
+            raise ValueError(
+                f"`lengths` must not be given beside `seq_len`, the one length to train for, got {self.lengths} and "
+                f"{self.seq_len}. Leave one of them out."
+            )
+        for name in ("lr", "clip", "gradient_tau"):
+            check_positive(getattr(self, name), name)
+        if self.max_time is not None:
+            check_positive(self.max_time, "max_time")
+        if not 0 < self.gradient_fraction <= 1:
+            raise ValueError(f"`gradient_fraction` must be above 0 and at most 1, got {self.gradient_fraction!r}.")
+        for name, top in (("warmup", 1.0), ("ema", 1.0), ("gradient_weight", math.inf)):
+            if not 0 <= getattr(self, name) < top:
+                raise ValueError(f"`{name}` must be at least 0 and below {top:g}, got {getattr(self, name)!r}.")
+        check_at_least(self.seed, 0, "seed")
+        if self.seed >= 2**63:
+            raise ValueError(f"`seed` must be below 2**63, got {self.seed}.")
+        check_choice(self.value_loss, VALUE_LOSSES, "value_loss")
+        check_choice(self.precision, ("float32", "tf32"), "precision")
+        check_mixture(self.distributions, self.scores_file is not None)
+        if self.compile and self.gradient_weight:
+            raise with_remedy(
+                ValueError,
+                f"`compile` must be False while gradient_weight is not 0 ({self.gradient_weight}), got True: a "
+                "compiled network has no second derivative.",
+                "Set {gradient_weight}, or leave {compile} out.",
+                gradient_weight=0,
+                compile=None,
+            )
+
+
+def plain_json(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """`values` as JSON gives them back, so that a config equals the one a file holds."""
+    try:
+        read_back: dict[str, Any] = json.loads(json.dumps(dict(values), default=plain))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"`{name}` must hold plain JSON values, got {describe(values)}: {error}.") from None
+    return read_back

@@ -1,0 +1,126 @@
+"""What a sorter is trained to: exact ranks in value, a smooth rank in gradient.
+
+The values follow SoDeep (Engilberge et al., CVPR 2019): L1 on the normalised exact ranks. What is added is a gradient
+term. A network fitted to values alone has small errors and a noisy gradient, and its gradient is what a loss uses; so
+its vector-Jacobian products are fitted too, to those of a smooth rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from sodeep.ranks import exact_rank
+from sodeep.sorters.base import Sorter, double_backward
+
+VALUE_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "l1": nn.functional.l1_loss,
+    "l2": nn.functional.mse_loss,
+    "huber": lambda a, b: nn.functional.smooth_l1_loss(a, b, beta=0.02),
+}
+"""Losses on normalised ranks; "huber" is L1 with a parabola below an error of 0.02."""
+
+GRADIENT_TAU = 0.25
+"""Width of the smooth rank whose gradient is the target, in the spread of the list."""
+
+GAPS = 4.0
+"""The least width of that rank is so much of the spread over n: a third more than the mean gap between neighbours of a
+few normal scores."""
+
+
+def sorter_loss(
+    sorter: Sorter,
+    scores: Tensor,
+    generator: torch.Generator,
+    *,
+    gradient_weight: float,
+    gradient_tau: float = GRADIENT_TAU,
+    gradient_fraction: float = 1.0,
+    value_loss: str = "l1",
+    values: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """What a sorter is fitted by: value loss + gradient_weight x gradient mismatch, on normalised ranks.
+
+    `scores` (B, n) have no gradient, `generator` draws the vectors of the gradient term, `values` are the
+    sorter's, compiled, and the options are those of `TrainConfig`.
+    """
+    n = scores.shape[-1]
+    target = exact_rank(scores)
+    value = VALUE_LOSSES[value_loss]((sorter.values if values is None else values)(scores) / n, target / n)
+    # Standardised, lists of a few items are much alike (of two, all the same): their gradients add up over a batch
+    # where those of longer lists average out, and would rule the values of every length.
+    value = min(1.0, n / 10) ** 2 * value
+    if gradient_weight == 0:
+        return value
+    # by themselves: a second derivative costs
+    count = math.ceil(gradient_fraction * len(scores))
+    some = scores[:count].detach().requires_grad_()
+    with double_backward():
+        ranks = sorter(some)
+    # the vectors are residuals, what a Spearman loss will send back: these ranks minus those of another order
+    shuffled = torch.rand(some.shape, generator=generator, device=generator.device).argsort(-1).to(scores.device)
+    residual = (target[:count] - target[:count].gather(-1, shuffled)) / n
+    if sorter.separate_gradient:
+        # narrower than the gaps between its items, a comparison is flat at all of them: the gradient would be noise
+        share, tau = 1.0, max(gradient_tau, GAPS / n)
+    else:
+        # where this is also the gradient of the values, the width that suits 100 items would keep those of a short
+        # list away from its ranks: sharper there, and softly
+        share = min(1.0, n / 100)
+        tau = share * gradient_tau
+    return value + gradient_weight * share**2 * gradient_mismatch(ranks, some, residual, tau)
+
+
+def gradient_mismatch(ranks: Tensor, scores: Tensor, vectors: Tensor, tau: float) -> Tensor:
+    """Relative squared difference between the gradients of ranks and of a smooth rank, for given output vectors.
+
+    For each list, with J the Jacobian of `ranks` in `scores`, J' that of the smooth rank and v the vector:
+    |J'v - Jv|^2 / (|J'v|^2 + floor), with J and J' transposed. The floor, (0.03 n / spread)^2 |v|^2, is a hundredth of
+    what |J'v|^2 usually is; it keeps lists in which the smooth rank has no slope (isolated items) from ruling the mean.
+
+    Args:
+        ranks: (B, n), of `scores`, with graph.
+        scores: (B, n), requiring a gradient.
+        vectors: (B, n).
+        tau: width of the smooth rank, in the spread of each list (`mean_deviation`).
+
+    Returns:
+        A scalar with a graph to the parameters behind `ranks`, the mean over the lists that are not constant; 0 is
+        agreement, about 1 is what a zero gradient gets.
+    """
+    (got,) = torch.autograd.grad(ranks, scores, vectors, create_graph=True)
+    x = scores.detach()
+    spread = mean_deviation(x)
+    defined = spread.squeeze(-1) > 0
+    # in units of the list's spread, where the entries are of the size of n whatever the scale of the scores
+    spread = spread.where(spread > 0, 1.0)
+    got, want = got * spread, smooth_rank_vjp(x / spread, vectors, tau)
+    floor = (0.03 * x.shape[-1]) ** 2 * vectors.square().sum(-1)
+    size = want.square().sum(-1) + floor
+    mismatch = (got - want).square().sum(-1) / size.where(size > 0, 1.0)
+    return mismatch.masked_fill(~defined, 0).sum() / defined.sum().clamp(min=1)
+
+
+def smooth_rank_vjp(scores: Tensor, vectors: Tensor, tau: float) -> Tensor:
+    """J^T v, (B, n), of the smooth rank r_i = 1/2 + sum over j of Phi((s_j - s_i) / tau), Phi the normal distribution.
+
+    Without cusps, which a network made of smooth functions could not follow.
+    """
+    result = torch.empty_like(scores)
+    size = max(1, 2**24 // max(1, scores.numel()))  # items at a time
+    for part in (slice(start, start + size) for start in range(0, scores.shape[-1], size)):
+        gaps = (scores.unsqueeze(-2) - scores[..., part].unsqueeze(-1)) / tau
+        density = torch.exp(-gaps.square() / 2) / (math.sqrt(2 * math.pi) * tau)  # symmetric: of i and j
+        result[..., part] = (density @ vectors.unsqueeze(-1)).squeeze(-1) - density.sum(-1) * vectors[..., part]
+    return result
+
+
+def mean_deviation(x: Tensor) -> Tensor:
+    """Mean distance from the median, (..., 1), in units in which it is the standard deviation of a normal list.
+
+    A few outliers, which rule a standard deviation, hardly move it.
+    """
+    return math.sqrt(math.pi / 2) * (x - x.median(-1, keepdim=True).values).abs().mean(-1, keepdim=True)
