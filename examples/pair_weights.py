@@ -13,19 +13,19 @@ import matplotlib
 import matplotlib.pyplot as plt
 import torch
 
-from sodeep.losses import pair
+from sodeep import losses
 from sodeep.losses.pair_weights import pair_weights
 from sodeep.losses.smooth_ap import smooth_ap_loss
 
 LOSSES = {  # hinges dashed, log-sum-exps solid, ranks and distributions dotted
-    "Contrastive": (pair.contrastive_loss, "--"),
-    "Triplet, all": (pair.triplet_loss, "--"),
-    "Triplet, semi-hard": (partial(pair.triplet_loss, mining="semihard"), "--"),
-    "NCA, T = 0.1": (partial(pair.nca_loss, temperature=0.1), "-"),
-    "NT-Xent": (pair.nt_xent_loss, "-"),
-    "Binomial deviance": (pair.binomial_deviance_loss, "-"),
-    "Multi-Similarity": (pair.multi_similarity_loss, "-"),
-    "Histogram, 20 bins": (partial(pair.histogram_loss, num_bins=20), ":"),
+    "Contrastive": (losses.contrastive_loss, "--"),
+    "Triplet, all": (losses.triplet_loss, "--"),
+    "Triplet, semi-hard": (partial(losses.triplet_loss, mining="semihard"), "--"),
+    "NCA, T = 0.1": (partial(losses.nca_loss, temperature=0.1), "-"),
+    "NT-Xent": (losses.nt_xent_loss, "-"),
+    "Binomial deviance": (losses.binomial_deviance_loss, "-"),
+    "Multi-Similarity": (losses.multi_similarity_loss, "-"),
+    "Histogram, 20 bins": (partial(losses.histogram_loss, num_bins=20), ":"),
     "Smooth-AP, tau = 0.05": (partial(smooth_ap_loss, tau=0.05), ":"),
 }
 

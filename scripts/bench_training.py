@@ -25,7 +25,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import sodeep
-from sodeep import sorters
+from sodeep.sorters import published
 
 
 class Lists2019(Dataset[tuple[Any, Any]]):
@@ -67,7 +67,7 @@ class Lists2019(Dataset[tuple[Any, Any]]):
 
 def convolution_heads() -> contextlib.AbstractContextManager[object]:
     """The dense heads as the convolutions they were published as."""
-    return mock.patch.object(sorters._DenseHead, "forward", lambda self, x: nn.Conv1d.forward(self, x).squeeze(-1))
+    return mock.patch.object(published._DenseHead, "forward", lambda self, x: nn.Conv1d.forward(self, x).squeeze(-1))
 
 
 def rate(step: Callable[[], None], batch: int, seconds: float) -> float:

@@ -38,7 +38,6 @@ import sodeep
 from sodeep._core.plotting import COLOURS, GREY
 from sodeep.evaluation import (
     MULTI_SCALE,
-    RankFunction,
     crossings,
     rank_error,
     rank_gradient,
@@ -47,9 +46,9 @@ from sodeep.evaluation import (
     smoothed_gradient,
 )
 from sodeep.generators import draw
-from sodeep.ranks import blackbox_rank, exact_rank, laplace_rank, sigmoid_rank, straight_through
+from sodeep.ranks import RankFunction, blackbox_rank, exact_rank, laplace_rank, sigmoid_rank, straight_through
 
-ORDINARY, MULTI_SCALE = "ordinary", "multi-scale"
+ORDINARY, MIXED = "ordinary", "multi-scale"
 SPREADS = (1, 2, 3.4, 6.8, 10, 20, 50, 100)
 """tau of the handcrafted ranks is the list's standard deviation over these; 6.8 is the default."""
 STRENGTHS = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)
@@ -152,7 +151,7 @@ class Lists(NamedTuple):
     """What the figures of one kind of list at one length are taken on."""
 
     errors: Tensor
-    start: Tensor | None
+    init: Tensor | None
     scores: Tensor
     target: Tensor
     smoothed: Tensor
@@ -172,7 +171,7 @@ def draw_lists(kind: str, size: Size) -> Lists:
         errors, start, scores = lists(sodeep.SODEEP2019, size.errors), None, normal
     else:
         errors = lists({kind: 1}, size.errors)
-        start = scale_by_quartiles(lists({kind: 1}, max(1, size.optimized // len(MULTI_SCALE)), seed=1))
+        init = scale_by_quartiles(lists({kind: 1}, max(1, size.optimized // len(MULTI_SCALE)), seed=1))
         scores = lists({kind: 1}, size.cosines, seed=1)
     return Lists(errors, start, scores, target, smoothed_gradient(scores, target))
 
@@ -195,11 +194,11 @@ def measure(points: Sequence[Point], sizes: Sequence[Size], echo: Callable[[str]
         for point in points:
             if point.takes(size.n):
                 each = [point.figures[kind, size.n] for kind in MULTI_SCALE]
-                point.figures[MULTI_SCALE, size.n] = Figures(*np.mean(each, axis=0).tolist())
+                point.figures[MIXED, size.n] = Figures(*np.mean(each, axis=0).tolist())
 
 
 def figures(rank_fn: RankFunction, size: Size, on: Lists) -> Figures:
-    scores = sodeep.optimization_score(rank_fn, n=size.n, lists=size.optimized, start=on.start)
+    scores = sodeep.optimization_score(rank_fn, n=size.n, lists=size.optimized, init=on.init)
     gradient = rank_gradient(rank_fn, on.scores, on.target)
     cosine = float(torch.cosine_similarity(gradient, on.smoothed, dim=-1).mean())
     return Figures(rank_error(rank_fn, on.errors), scores[30], scores[100], cosine)
@@ -269,8 +268,8 @@ PLACES: dict[str, dict[int, tuple[float, float, str]]] = {
 def draw_figure(points: Sequence[Point], n: int) -> Figure:
     """Error against optimisation score, in two panels; functions whose values are exact stand in their own strip."""
     figure = Figure(figsize=(11.5, 5.4), layout="constrained")
-    points = [point for point in points if (MULTI_SCALE, n) in point.figures]
-    panels = {ORDINARY: "ordinary lists", MULTI_SCALE: "multi-scale lists: heavy-tailed, clustered, bimodal"}
+    points = [point for point in points if (MIXED, n) in point.figures]
+    panels = {ORDINARY: "ordinary lists", MIXED: "multi-scale lists: heavy-tailed, clustered, bimodal"}
     # torchsort at its sharpest hardly optimises anything: its line may leave the panel
     scores = [p.figures[kind, n].score_30 for p in points for kind in panels if p.family != "torchsort"]
     for axes, (kind, title) in zip(figure.subplots(1, 2, sharey=True), panels.items(), strict=True):
@@ -358,7 +357,7 @@ smaller the error of a learned sorter is than that of a handcrafted function wit
 * **cosine**: cosine similarity of the loss' gradient with that of the exact loss smoothed by noise of 0.1 standard
   deviations. That noise has one scale for the whole list, so on multi-scale lists it favours functions with one tau.
 * **ordinary** lists are the 2019 mixture for the error, N(0, 1) for the other figures. **multi-scale** is the mean over
-  {", ".join(NO_SINGLE_SCALE[:-1])} and {NO_SINGLE_SCALE[-1]} lists, whose gaps are of very different sizes.
+  {", ".join(MULTI_SCALE[:-1])} and {MULTI_SCALE[-1]} lists, whose gaps are of very different sizes.
 * tau is in standard deviations of each list. blackbox and torchsort get each list divided by its standard deviation;
   the lam of blackbox is in units of n²; its default is that of `blackbox_rank`.
 
@@ -377,11 +376,11 @@ handcrafted rank at equal score: below 1 the sorter is better.
 
 
 def _sentences(points: Sequence[Point], n: int) -> str:
-    sorters = [point for point in points if point.family == "sorter" and (MULTI_SCALE, n) in point.figures]
+    sorters = [point for point in points if point.family == "sorter" and (MIXED, n) in point.figures]
     bullets = [_sentence(points, sorter, n) for sorter in sorters]
     default = next(p for p in points if p.family == "laplace" and p.setting == "std/6.8")
     growth = [
-        f"{p.figures[MULTI_SCALE, n].error / p.figures[ORDINARY, n].error:.1f} for {name}"
+        f"{p.figures[MIXED, n].error / p.figures[ORDINARY, n].error:.1f} for {name}"
         for name, p in [("`laplace_rank`", default), *((f"**{p.setting}**", p) for p in sorters)]
     ]
     bullets.append(f"From ordinary to multi-scale lists the error grows by a factor of {', '.join(growth)}.")
@@ -389,7 +388,7 @@ def _sentences(points: Sequence[Point], n: int) -> str:
     apart = max(
         abs(a.figures[kind, n].score_30 - b.figures[kind, n].score_30)
         for a, b in zip(laplace, through, strict=True)
-        for kind in (ORDINARY, MULTI_SCALE)
+        for kind in (ORDINARY, MIXED)
     )
     bullets.append(
         "`straight_through(laplace_rank)` has exact values, the gradient of `laplace_rank`, and an optimisation score "
@@ -408,7 +407,7 @@ def _sentence(points: Sequence[Point], sorter: Point, n: int) -> str:
     each = ", ".join(f"{kind} {ratio(kind)}" for kind in MULTI_SCALE)
     return (
         f"**{sorter.setting}**, n = {n}: the ratio of its error to that of the best handcrafted rank of equal score is "
-        f"{ratio(ORDINARY)} on ordinary lists and {ratio(MULTI_SCALE)} on multi-scale lists ({each})."
+        f"{ratio(ORDINARY)} on ordinary lists and {ratio(MIXED)} on multi-scale lists ({each})."
     )
 
 
@@ -418,7 +417,7 @@ def _rivals(points: Sequence[Point], sizes: Sequence[Size]) -> str:
     rows = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for point in points:
         for size in sizes if point.family == "sorter" else ():
-            for kind in (ORDINARY, MULTI_SCALE, *MULTI_SCALE):
+            for kind in (ORDINARY, MIXED, *MULTI_SCALE):
                 own = point.figures.get((kind, size.n))
                 if own is None:
                     continue
@@ -441,7 +440,7 @@ def table(points: Sequence[Point], sizes: Sequence[Size]) -> str:
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(["n", "lists", "function", "setting", *Figures._fields])
     for size in sizes:
-        for kind in (ORDINARY, MULTI_SCALE):
+        for kind in (ORDINARY, MIXED):
             for point in points:
                 if (kind, size.n) in point.figures:
                     row = _decimals(point.figures[kind, size.n])

@@ -38,10 +38,10 @@ import torch
 from PIL import Image
 
 import sodeep
-from sodeep import compare, training
+from sodeep import checkpoint, comparison, training
 from sodeep._core.sealed import seal
+from sodeep.datasets import captions, memorability, multi_label, retrieval, revisited
 from sodeep.datasets._folder import Layout
-from sodeep.tasks import layouts, revisited
 
 SECONDS = 5
 MEMORY = 200 * 2**20
@@ -89,7 +89,7 @@ STATE: dict[str, Any] = {
 
 
 def state_file(folder: Path) -> Path:
-    run = training._Run(sodeep.TrainConfig(**STATE, distributions={"normal": 1.0}).resolve())
+    run = training.run.Run(sodeep.TrainConfig(**STATE, distributions={"normal": 1.0}).resolve())
     run.advance()
     run.validate()
     path = training.state_path(folder / "s.safetensors")
@@ -268,7 +268,7 @@ def truth(protocol: int | None) -> Write:
     return write
 
 
-def comparison(which: str) -> Write:
+def comparison_folder(which: str) -> Write:
     def write(folder: Path) -> Path:
         (folder / "details").mkdir()
         np.savez_compressed(folder / "details/a.npz", x=np.arange(4.0), names=np.array(["a", "b"]))
@@ -277,7 +277,7 @@ def comparison(which: str) -> Write:
             for seed in range(2):
                 for stage in ("tuning", "test"):
                     figures = {"mAP": 0.5, "R@1": 0.5 + seed / 9}
-                    run = compare.Run(
+                    run = comparison.Run(
                         "retrieval", "digits", loss, seed, {"lr": 0.1}, stage, "ok", figures,
                         {"loss": [(1, 0.5), (2, 0.25)]}, 10, 0.1, details="details/a.npz",
                     )  # fmt: skip
@@ -291,7 +291,7 @@ def comparison(which: str) -> Write:
 
 
 def read_comparison(path: Path, folder: Path) -> None:
-    list(compare.read_comparison(folder).details("x"))
+    list(comparison.read_comparison(folder).details("x"))
 
 
 # ---- hostile ones ----------------------------------------------------------------------------------------------------
@@ -555,7 +555,7 @@ KINDS: dict[str, tuple[Write, Read, Hostile]] = {
     "sorter": (sorter_file, lambda path, folder: sodeep.load_sorter(path), hostile_safetensors("sodeep")),
     "sorter header": (
         sorter_file,
-        lambda path, folder: sodeep.checkpoint.format.read_header(path),
+        lambda path, folder: checkpoint.read_header(path),
         hostile_safetensors("sodeep"),
     ),
     "old sorter": (old_sorter_file, lambda path, folder: sodeep.load_sorter(path), hostile_safetensors("sodeep")),
@@ -579,35 +579,35 @@ KINDS: dict[str, tuple[Write, Read, Hostile]] = {
     **{
         f"features {task}": (features(task), read_data(known, file=True), hostile_npz)
         for task, known in (
-            ("retrieval", layouts.RETRIEVAL),
-            ("cross-modal", layouts.CROSS_MODAL),
-            ("memorability", layouts.MEMORABILITY),
-            ("multi-label", layouts.MULTI_LABEL),
+            ("retrieval", retrieval.RETRIEVAL),
+            ("cross-modal", captions.CROSS_MODAL),
+            ("memorability", memorability.MEMORABILITY),
+            ("multi-label", multi_label.MULTI_LABEL),
         )
     },
     **{
-        f"pictures {suffix}": (class_folders(suffix), read_data(layouts.RETRIEVAL), hostile_picture)
+        f"pictures {suffix}": (class_folders(suffix), read_data(retrieval.RETRIEVAL), hostile_picture)
         for suffix in ("png", "jpg", "tif", "gif", "webp", "bmp")
     },
     **{
-        f"CUB {name}": (cub(name), read_data(layouts.RETRIEVAL), hostile_text)
+        f"CUB {name}": (cub(name), read_data(retrieval.RETRIEVAL), hostile_text)
         for name in ("images.txt", "image_class_labels.txt", "classes.txt")
     },
-    "products": (products, read_data(layouts.RETRIEVAL), hostile_text),
-    "in-shop": (in_shop, read_data(layouts.RETRIEVAL), hostile_text),
-    "captions json": (karpathy, read_data(layouts.CROSS_MODAL), hostile_json),
+    "products": (products, read_data(retrieval.RETRIEVAL), hostile_text),
+    "in-shop": (in_shop, read_data(retrieval.RETRIEVAL), hostile_text),
+    "captions json": (karpathy, read_data(captions.CROSS_MODAL), hostile_json),
     **{
-        f"MediaEval {name}": (mediaeval(name), read_data(layouts.MEMORABILITY), hostile_text)
+        f"MediaEval {name}": (mediaeval(name), read_data(memorability.MEMORABILITY), hostile_text)
         for name in ("ground-truth_dev-set.csv", "dev-set_video-captions.txt")
     },
-    "table csv": (table, read_data(layouts.MEMORABILITY, file=True), hostile_text),
+    "table csv": (table, read_data(memorability.MEMORABILITY, file=True), hostile_text),
     **{
-        f"VOC {name}": (voc(f"ImageSets/Main/{name}"), read_data(layouts.MULTI_LABEL), hostile_text)
+        f"VOC {name}": (voc(f"ImageSets/Main/{name}"), read_data(multi_label.MULTI_LABEL), hostile_text)
         for name in ("trainval.txt", "cat_test.txt")
     },
     "VOC xml": (
         voc("Annotations/000001.xml"),
-        lambda path, folder: layouts.read_voc(folder, source="xml"),
+        lambda path, folder: multi_label.read_voc(folder, source="xml"),
         hostile_xml,
     ),
     **{
@@ -619,9 +619,9 @@ KINDS: dict[str, tuple[Write, Read, Hostile]] = {
         for protocol in (0, 2, 4)
     },
     "revisited json": (truth(None), lambda path, folder: revisited.read_revisited(path), hostile_json),
-    "runs jsonl": (comparison("runs.jsonl"), read_comparison, hostile_json),
-    "comparison json": (comparison("comparison.json"), read_comparison, hostile_json),
-    "details npz": (comparison("details/a.npz"), read_comparison, hostile_npz),
+    "runs jsonl": (comparison_folder("runs.jsonl"), read_comparison, hostile_json),
+    "comparison json": (comparison_folder("comparison.json"), read_comparison, hostile_json),
+    "details npz": (comparison_folder("details/a.npz"), read_comparison, hostile_npz),
 }
 
 

@@ -62,14 +62,15 @@ def start(kill_at: int | None = None, kill_after: float | None = None) -> bool:
 
 def _command(kill_at: int | None) -> int:
     """Of the child."""
-    from sodeep import compare
     from sodeep.cli.group import main
+    from sodeep.comparison import schedule, train
 
     log = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
     ticks = iter(range(10**9))
-    compare.time = SimpleNamespace(perf_counter=lambda: next(ticks) / 1024)  # type: ignore[assignment,attr-defined]
+    clock = SimpleNamespace(perf_counter=lambda: next(ticks) / 1024)
+    schedule.time = train.time = clock  # type: ignore[assignment,attr-defined]
     events = 0
 
     def count(event: str, arguments: tuple[Any, ...]) -> None:

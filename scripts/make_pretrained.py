@@ -84,7 +84,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], align: str = "---:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def by_length(results: Iterable[evaluation.Evaluation], lengths: Sequence[int], bold: str = "") -> Iterator[list[str]]:
+def by_length(
+    results: Iterable[evaluation.RankFunctionReport], lengths: Sequence[int], bold: str = ""
+) -> Iterator[list[str]]:
     """Rows of the figures of rank functions: errors at these lengths, then what was measured at n = 100."""
     for r in results:
         errors = [f"{r.errors[n]:.4f}" if n in r.errors else "" for n in lengths]
@@ -93,10 +95,10 @@ def by_length(results: Iterable[evaluation.Evaluation], lengths: Sequence[int], 
         yield [f"{bold}{r.name}{bold}", *errors, *scores, *gradient, f"{r.latency_ms:.1f}"]
 
 
-def by_distribution(results: Sequence[evaluation.Evaluation]) -> Iterator[list[str]]:
+def by_distribution(results: Sequence[evaluation.RankFunctionReport]) -> Iterator[list[str]]:
     """Rows of the errors of rank functions on each distribution."""
     for distribution in results[0].by_distribution:
-        star = " *" if distribution in evaluation.NO_SINGLE_SCALE else ""
+        star = " *" if distribution in evaluation.MULTI_SCALE else ""
         yield [distribution + star, *(f"{r.by_distribution[distribution]:.4f}" for r in results)]
 
 
@@ -126,12 +128,12 @@ def origin_row(name: str, card: Mapping[str, Any]) -> list[str]:
 
 def readme(cards: Mapping[str, dict[str, Any]]) -> str:
     """pretrained/README.md from the cards."""
-    results = [[evaluation.Evaluation.from_dict(r) for r in card["results"]] for card in cards.values()]
+    results = [[evaluation.RankFunctionReport.from_dict(r) for r in card["results"]] for card in cards.values()]
     sorters = [own for own, *_ in results]
     # every card has the same handcrafted rank functions; those measured at the most lengths are shown
     baselines = max((others for _, *others in results), key=lambda others: len(others[-1].errors))
     lengths = sorted({n for r in (*sorters, *baselines) for n in r.errors})
-    as_good = {rival.name for rival in map(evaluation.equal_climb, results) if rival}
+    as_good = {rival.name for rival in map(evaluation.comparable_rank, results) if rival}
     rivals = [r for r in baselines if r.name in {f"laplace std/{6.8:g}", *as_good}]
     scores = [f"score {steps}" for steps in sorters[0].optimization_score]
     head = [*(f"n = {n:,}" for n in lengths), *scores, "cosine", "inverted", "zero", "not finite", "ms"]

@@ -15,7 +15,6 @@ from sodeep._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from sodeep._api import *  # noqa: F403
-    from sodeep._api import __all__ as __all__
 else:
     # `import sodeep` alone imports no torch: `sodeep --help` answers at once. The first name asked for does.
 

@@ -24,9 +24,7 @@ from torch import Tensor
 from sodeep._core.checks import check_at_least, check_finite, check_positive, check_scores
 from sodeep.generators import DISTRIBUTIONS, SODEEP2019, draw
 from sodeep.metrics import spearman_corr
-from sodeep.ranks import apply_rank_fn, exact_rank, laplace_rank, sigmoid_rank
-
-RankFunction = Callable[[Tensor], Tensor]
+from sodeep.ranks import RankFunction, apply_rank_fn, exact_rank, laplace_rank, sigmoid_rank
 
 LENGTHS = (10, 30, 100, 300, 1000, 10000)
 

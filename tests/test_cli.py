@@ -103,18 +103,18 @@ def test_finished_sorter_is_kept(run, trained):
 def test_interrupt_and_resume(run, tmp_path, monkeypatch):
     from sodeep import training
 
-    advance = training._Run.advance
+    advance = training.run.Run.advance
 
     def interrupted(self):
         if self.step == 2:
             signal.raise_signal(signal.SIGINT)
         advance(self)
 
-    monkeypatch.setattr(training._Run, "advance", interrupted)
+    monkeypatch.setattr(training.run.Run, "advance", interrupted)
     result = run("train-sorter", *TINY)
     assert result.exit_code == 130
     assert "Stopped after step 3. Its state is in set.safetensors.run: go on with --resume." in result.output
-    monkeypatch.setattr(training._Run, "advance", advance)
+    monkeypatch.setattr(training.run.Run, "advance", advance)
     fails(run("train-sorter", *TINY, "--lr", "0.5", "--resume"), "`config` must be that of the run to resume: lr was")
     fails(run("train-sorter", "--lr", "0.5", "--resume"), "and is 0.5. Leave it out to take the saved one.")
     assert run("train-sorter", "--resume", "--quiet", "--seed", 0).exit_code == 0
@@ -200,16 +200,16 @@ def test_evaluate_fixed_length(run):
 def test_resume_with_another_time_limit(run, tmp_path, monkeypatch):
     from sodeep import training
 
-    advance = training._Run.advance
+    advance = training.run.Run.advance
 
     def interrupted(self):
         if self.step == 1:
             signal.raise_signal(signal.SIGINT)
         advance(self)
 
-    monkeypatch.setattr(training._Run, "advance", interrupted)
+    monkeypatch.setattr(training.run.Run, "advance", interrupted)
     assert run("train-sorter", *TINY, "--steps", 10**6).exit_code == 130
-    monkeypatch.setattr(training._Run, "advance", advance)
+    monkeypatch.setattr(training.run.Run, "advance", advance)
     monkeypatch.setattr(sodeep.evaluation, "seconds_for_key_figures", lambda *_: 5.0)
     result = run("train-sorter", "--resume", "--max-time", "0.001s", "--quiet")
     assert result.exit_code == 0, result.output
@@ -220,7 +220,7 @@ def test_resume_with_another_time_limit(run, tmp_path, monkeypatch):
 def test_first_weights_that_were_the_best_are_said(run, monkeypatch):
     from sodeep import training
 
-    monkeypatch.setattr(training._Run, "learning_rate", lambda run: 0.3)
+    monkeypatch.setattr(training.run.Run, "learning_rate", lambda run: 0.3)
     assert "No validation was better than that of the weights it started with" in run("train-sorter", *TINY).output
 
 

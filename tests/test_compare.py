@@ -1,6 +1,7 @@
 """Comparisons: what is trained, chosen, tested and kept; statistics; the command."""
 
 import contextlib
+import dataclasses
 import errno
 import io
 import json
@@ -23,10 +24,11 @@ from click.testing import CliRunner
 from scipy.stats import ttest_rel
 
 import sodeep
-from sodeep import compare as comparing
+from sodeep import comparison
 from sodeep._core import progress
-from sodeep.cli import compare
+from sodeep.cli import compare as compare_cli
 from sodeep.cli.group import main
+from sodeep.comparison import schedule, train
 from sodeep.comparison.compare import compare
 from sodeep.comparison.losses_by_name import RANKS, LossSpec, loss_by_name
 from sodeep.comparison.runs import Run, read_runs
@@ -34,7 +36,7 @@ from sodeep.comparison.statistics import summarise
 from sodeep.datasets.splits import drawn_split
 from sodeep.report.text import text_table
 from sodeep.report.write import write_report
-from sodeep.tasks import TASKS, Evaluation, Task
+from sodeep.tasks import TASKS, Task, TaskMetrics
 
 TINY = {"epochs": 1, "seeds": 2}
 
@@ -131,7 +133,7 @@ def test_the_same_again_gives_the_same(finished, tmp_path):
 
 def test_losses_of_a_seed_start_from_the_same_weights_and_see_the_same_batches(tmp_path, monkeypatch):
     started, seen = [], []
-    step = comparing._Training._step
+    step = train.Training._step
 
     def watched(self, number, batch):
         if number == 1:
@@ -139,7 +141,7 @@ def test_losses_of_a_seed_start_from_the_same_weights_and_see_the_same_batches(t
         seen.append((number, batch.tolist()))
         return step(self, number, batch)
 
-    monkeypatch.setattr(comparing._Training, "_step", watched)
+    monkeypatch.setattr(train.Training, "_step", watched)
     compare("memorability", ["mse", "spearman:blackbox"], out=tmp_path, seeds=1, epochs=1)
     assert len(started) == 8
     for weights in started[1:]:
@@ -169,13 +171,13 @@ def test_validation_chooses_and_the_test_split_is_seen_once(tmp_path, monkeypatc
 def trained(monkeypatch):
     """Which trainings are done from now on."""
     done = []
-    train = comparing._train
+    train = schedule.train
 
     def watched(job):
         done.append((job.loss, job.seed, job.settings))
         return train(job)
 
-    monkeypatch.setattr(comparing, "_train", watched)
+    monkeypatch.setattr(schedule, "train", watched)
     return done
 
 
@@ -206,7 +208,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path, monkeypatch):
 
     out = tmp_path / "parts"
     expected = f"Stopped. 3 of 10 runs are kept in {out}: start again to go on."
-    with pytest.raises(comparing.ComparisonStopped, match="^" + re.escape(expected) + "$"):
+    with pytest.raises(comparison.ComparisonStopped, match="^" + re.escape(expected) + "$"):
         compare("memorability", ["mse", "l1"], out=out, seeds=1, epochs=1, on_run=stop)
     with (out / "runs.jsonl").open("ab") as file:
         file.write(whole[-1].to_json().encode()[:50])  # the machine went down while it wrote
@@ -239,15 +241,15 @@ def test_damaged_lines_are_no_runs(tmp_path):
 
 
 def test_a_signal_that_was_swallowed_ends_a_comparison_too(tmp_path, monkeypatch):
-    train = comparing._train
+    train = schedule.train
 
     def swallows(job):
         with contextlib.suppress(KeyboardInterrupt):  # as a destructor does
             signal.raise_signal(signal.SIGTERM)
         return train(job)
 
-    monkeypatch.setattr(comparing, "_train", swallows)
-    with pytest.raises(comparing.ComparisonStopped, match=r"^Stopped\. 1 of 5 runs are kept") as stop:
+    monkeypatch.setattr(schedule, "train", swallows)
+    with pytest.raises(comparison.ComparisonStopped, match=r"^Stopped\. 1 of 5 runs are kept") as stop:
         compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1)
     assert stop.value.signum == signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
@@ -258,7 +260,7 @@ def test_weights_lost_before_the_test_are_trained_again(finished, tmp_path, monk
         if done == 4:
             raise KeyboardInterrupt
 
-    with pytest.raises(comparing.ComparisonStopped):
+    with pytest.raises(comparison.ComparisonStopped):
         compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1, on_run=stop)
     lost = sorted((tmp_path / "weights").iterdir())
     assert len(lost) == 4
@@ -319,7 +321,7 @@ def test_a_test_that_failed_is_listed_and_repeated(finished, tmp_path, monkeypat
 )
 def test_a_training_that_failed_for_want_of_something_is_repeated(finished, tmp_path, monkeypatch, error):
     with monkeypatch.context() as patch:
-        step, calls = comparing._Training._step, []
+        step, calls = train.Training._step, []
 
         def fails_once(self, number, batch):
             calls.append(number)
@@ -327,7 +329,7 @@ def test_a_training_that_failed_for_want_of_something_is_repeated(finished, tmp_
                 raise error
             return step(self, number, batch)
 
-        patch.setattr(comparing._Training, "_step", fails_once)
+        patch.setattr(train.Training, "_step", fails_once)
         runs = compare("memorability", BOTH, out=tmp_path, **TINY)
     assert [(run.settings, run.failure["again"]) for run in runs if run.status == "failed"] == [
         (runs[1].settings, True)
@@ -343,13 +345,13 @@ def test_a_training_that_failed_for_want_of_something_is_repeated(finished, tmp_
 def test_a_full_disk_stops_a_comparison_that_then_goes_on(finished, tmp_path, monkeypatch, place, count):
     if place == "runs":
         patched, name, found = (
-            comparing.os,
+            schedule.os,
             "fsync",
             lambda number: "runs.jsonl" in os.readlink(f"/proc/self/fd/{number}"),
         )
         full = OSError(errno.ENOSPC, "No space left on device")  # as fsync says it
     else:
-        patched, name, found = comparing, "write_atomic", lambda path, *_: path.parent.name == place
+        patched, name, found = train, "write_atomic", lambda path, *_: path.parent.name == place
         full = OSError(errno.ENOSPC, "No space left on device", str(tmp_path / place / "x"))
     if place == "runs" and not Path("/proc/self/fd").exists():
         pytest.skip("no /proc")
@@ -363,7 +365,7 @@ def test_a_full_disk_stops_a_comparison_that_then_goes_on(finished, tmp_path, mo
 
     with monkeypatch.context() as patch:
         patch.setattr(patched, name, fails)
-        with pytest.raises(comparing.ComparisonStopped) as stop:
+        with pytest.raises(comparison.ComparisonStopped) as stop:
             compare("memorability", BOTH, out=tmp_path, **TINY)
     kept = {"weights": 1, "details": 4, "runs": 2}[place]
     where = tmp_path / {"runs": ""}.get(place, f"{place}/x")
@@ -413,15 +415,17 @@ def test_another_grid_is_gone_on_with(tmp_path, monkeypatch, dropped):
 
 
 def test_nan_is_the_worst_of_settings(tmp_path, monkeypatch):
-    train = comparing._train
+    train = schedule.train
 
     def nan_first(job):
         run = train(job)
         return (
-            comparing.replace(run, metrics={**run.metrics, "Spearman": math.nan}) if job.settings["lr"] < 1e-3 else run
+            dataclasses.replace(run, metrics={**run.metrics, "Spearman": math.nan})
+            if job.settings["lr"] < 1e-3
+            else run
         )
 
-    monkeypatch.setattr(comparing, "_train", nan_first)
+    monkeypatch.setattr(schedule, "train", nan_first)
     runs = compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1)
     assert math.isnan(runs[0].metrics["Spearman"])
     best = max(runs[1:4], key=lambda run: run.metrics["Spearman"])
@@ -430,19 +434,19 @@ def test_nan_is_the_worst_of_settings(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("signum", [0, signal.SIGTERM])
 def test_a_worker_that_dies_stops_a_comparison_that_then_goes_on(tmp_path, monkeypatch, signum):
-    results = comparing._results
+    results = schedule._results
 
     def dies(queue, jobs):
         yield next(results(queue, jobs))
         if signum:  # it was for the parent too
             with contextlib.suppress(KeyboardInterrupt):
                 signal.raise_signal(signum)
-        raise comparing.BrokenProcessPool("A process in the process pool was terminated abruptly")
+        raise schedule.BrokenProcessPool("A process in the process pool was terminated abruptly")
 
     given = {"out": tmp_path, "seeds": 1, "epochs": 1}
     with monkeypatch.context() as patch:
-        patch.setattr(comparing, "_results", dies)
-        with pytest.raises(comparing.ComparisonStopped) as stop:
+        patch.setattr(schedule, "_results", dies)
+        with pytest.raises(comparison.ComparisonStopped) as stop:
             compare("memorability", ["mse"], **given)
     reason = "Stopped" if signum else "A worker process died, perhaps for want of memory (try fewer jobs)"
     expected = f"{reason}. 1 of 5 runs are kept in {tmp_path}: start again to go on."
@@ -474,7 +478,7 @@ def test_what_killed_processes_left_is_swept(finished, tmp_path):
         "weights/.mse-0-0123abcd.safetensors.0123abcd.tmp",
         "details/.mse-0-0123abcd.npz.0123abcd.tmp",
         "details/mse-0-0123abcd.4711.tmp",  # of older versions
-        f"weights/{comparing._file_name(first.loss, first.seed, first.settings)}.safetensors",  # tested already
+        f"weights/{train.file_name(first.loss, first.seed, first.settings)}.safetensors",  # tested already
         ".lock",
     ]
     for name in litter:
@@ -619,7 +623,7 @@ def test_data_that_change_during_a_comparison_end_it(tmp_path, done):
     def edit(run, number, total):
         if number == done:
             path.write_text(path.read_text() + "\n3,3,0.3")
-            comparing._task.cache_clear()  # as in another process, or with another seed
+            train.load_task.cache_clear()  # as in another process, or with another seed
 
     expected = (
         f"`data` {path} must stay the same while losses are compared, got other data than at the start. "
@@ -805,7 +809,7 @@ def test_what_a_loss_learns_is_trained(tmp_path, monkeypatch):
         entry, shifts = loss_by_name(f"learned_of_a_test:{name}"), []
         for _ in range(2):
             torch.manual_seed(0)
-            training = comparing._Training(task, entry, {"lr": 0.01}, 1, "cpu")
+            training = train.Training(task, entry, {"lr": 0.01}, 1, "cpu")
             training.run()
             ((_, _, loss),) = training.terms
             shifts.append(loss.shift.item())
@@ -831,14 +835,14 @@ def test_a_loss_that_returns_no_single_number_fails(tmp_path, monkeypatch, retur
 
 
 def test_a_failed_setting_is_not_chosen(tmp_path, monkeypatch):
-    train = comparing._train
+    train = schedule.train
 
     def fails_with_the_best(job):
         run = train(job)
         failed = job.settings["lr"] == 0.009
         return Run(**{**vars(run), "status": "failed", "metrics": {}, "failure": _failure(1.0)}) if failed else run
 
-    monkeypatch.setattr(comparing, "_train", fails_with_the_best)
+    monkeypatch.setattr(schedule, "train", fails_with_the_best)
     runs = compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1)
     assert [run.status for run in runs] == ["ok", "ok", "ok", "failed", "ok"]
     assert runs[-1].settings["lr"] != 0.009
@@ -878,18 +882,18 @@ def test_a_folder_without_a_comparison(tmp_path):
 
 def test_peak_memory_counts_what_is_alive_at_once():
     x = torch.zeros(1000, requires_grad=True)
-    with comparing._peak_memory(torch.device("cpu")) as peak:
+    with train._peak_memory(torch.device("cpu")) as peak:
         for _ in range(5):
             y = x * 2
             del y
     assert 4000 <= peak() <= 8000
-    with comparing._peak_memory(torch.device("cpu")) as peak:
+    with train._peak_memory(torch.device("cpu")) as peak:
         kept = [x.detach() + i for i in range(5)]
         for y in kept:
             y.add_(1)  # in place: nothing new
             y.view(10, 100)
     assert 20000 <= peak() <= 24000
-    with comparing._peak_memory(torch.device("cpu")) as peak:
+    with train._peak_memory(torch.device("cpu")) as peak:
         x.exp().exp().sum().backward()
     assert peak() >= 3 * 4000  # two results and a gradient
 
@@ -971,12 +975,12 @@ def test_the_tables_have_the_same_digits(tmp_path):
     """No negative zero, and one decimal for numbers far from 1."""
     runs = made_up("mse", [0.5, 0.6, 0.7]) + made_up("l1", [0.4999, 0.5999, 0.6999])
     runs += [
-        comparing.replace(run, loss="huber", metrics={"Spearman": 50 * run.metrics["Spearman"]}) for run in runs[:3]
+        dataclasses.replace(run, loss="huber", metrics={"Spearman": 50 * run.metrics["Spearman"]}) for run in runs[:3]
     ]
     (tmp_path / "runs.jsonl").write_text("".join(run.to_json() + "\n" for run in runs))
-    comparison = comparing.read_comparison(tmp_path)
-    plain = text_table(comparison.summary)
-    page = write_report(comparison)["markdown"].read_text(encoding="utf-8")
+    read = comparison.read_comparison(tmp_path)
+    plain = text_table(read.summary)
+    page = write_report(read)["markdown"].read_text(encoding="utf-8")
     for cell in ("+0.000 [+0.000, +0.000]", "30.0 ± 5.0", "+29.4 [+17.2, +41.6]"):
         assert f"  {cell}" in plain
         assert f"| {cell} |" in page.replace("*", "")
@@ -1047,7 +1051,7 @@ class Line(Task):
     def evaluate(self, model, split, details=False):
         where = self.index[split]
         found = sodeep.metrics.spearman_corr(model(self.x[where, None])[:, 0].detach(), self.y[where]).item()
-        return Evaluation({"Spearman": found}, {"scores_of_line": self.x.numpy()} if details else {})
+        return TaskMetrics({"Spearman": found}, {"scores_of_line": self.x.numpy()} if details else {})
 
 
 def test_a_further_task_is_a_class_and_a_line_in_the_table(tmp_path, monkeypatch):
@@ -1056,7 +1060,7 @@ def test_a_further_task_is_a_class_and_a_line_in_the_table(tmp_path, monkeypatch
     assert [(run.task, run.data, run.stage, run.status) for run in runs] == [
         ("line", "points on a line", stage, "ok") for stage in ["tuning"] * 4 + ["test"]
     ]
-    assert "line on points on a line: mean ± sd of 1 seed" in text_table(comparing.read_comparison(tmp_path).summary)
+    assert "line on points on a line: mean ± sd of 1 seed" in text_table(comparison.read_comparison(tmp_path).summary)
     with pytest.raises(ValueError, match=r"^`data` must not be given for the line task, which draws its own, got 'x'"):
         Line.load("x")
     with pytest.raises(TypeError, match="semantic"):
@@ -1163,7 +1167,7 @@ def test_command_writes_for_tensorboard(tmp_path):
 
 def test_one_process_for_each_core_unless_said_otherwise(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(comparing, "compare", lambda *_, jobs, **__: asked.append(jobs) or [])  # stops there
+    monkeypatch.setattr(comparison, "compare", lambda *_, jobs, **__: asked.append(jobs) or [])  # stops there
     for cores, gpu, device, jobs in (
         (3, False, "auto", None),
         (64, False, "cpu", None),
@@ -1181,7 +1185,7 @@ def test_one_process_for_each_core_unless_said_otherwise(tmp_path, monkeypatch):
 def test_more_seeds_on_the_embedded_sets_unless_said_otherwise(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     asked = []
-    monkeypatch.setattr(comparing, "compare", lambda *_, seeds, **__: asked.append(seeds) or [])
+    monkeypatch.setattr(comparison, "compare", lambda *_, seeds, **__: asked.append(seeds) or [])
     for options in ([], ["--data", tmp_path], ["--seeds", 3]):
         run("memorability", *options)
     assert asked == [10, 5, 3]
@@ -1241,11 +1245,11 @@ def told(monkeypatch, terminal=False):
     clock, out, err = [0.0], [], io.StringIO()
     err.isatty = lambda: terminal
     monkeypatch.setattr(sys, "stderr", err)
-    monkeypatch.setattr(compare.click, "echo", out.append)
+    monkeypatch.setattr(compare_cli.click, "echo", out.append)
     return compare._Progress(lambda: clock[0]), clock, out, err
 
 
-PLAN = comparing.Plan(
+PLAN = comparison.Plan(
     trainings={"mse": 8, "recall:set": 8},
     tests={"mse": 2, "recall:set": 2},
     seconds_per_step={"mse": 0.001, "recall:set": 0.04},
@@ -1298,20 +1302,20 @@ def test_the_line_on_a_terminal_is_cleared_and_the_cursor_left_alone(monkeypatch
 
 
 def test_a_closed_output_stops_the_command_in_one_line(tmp_path, monkeypatch):
-    echo = compare.click.echo
+    echo = compare_cli.click.echo
 
     def closed(text, err=False, **options):
         if not err and "seed 0" in text:
             raise BrokenPipeError(errno.EPIPE, "Broken pipe")
         echo(text, err=err, **options)
 
-    monkeypatch.setattr(compare.click, "echo", closed)
+    monkeypatch.setattr(compare_cli.click, "echo", closed)
     options = ["memorability", "--loss", "mse", "--seeds", 1, "--epochs", 1, "--out", tmp_path]
     result = run(*options)
     expected = "Stopped: the output cannot be written (Broken pipe). What is done is kept in "
     assert (result.exit_code, result.stderr) == (1, f"{expected}{tmp_path}: start again to go on.\n")
     assert len(read_runs(tmp_path)) == 5
-    monkeypatch.setattr(compare.click, "echo", echo)
+    monkeypatch.setattr(compare_cli.click, "echo", echo)
     assert run(*options).exit_code == 0
 
 

@@ -95,7 +95,7 @@ def test_climb_starts_where_it_is_told(generator):
 
 
 def test_climb_from_other_lists_orders_rank_functions():
-    for name in evaluation.NO_SINGLE_SCALE:
+    for name in evaluation.MULTI_SCALE:
         init = evaluation.scale_by_quartiles(sodeep.generators.draw({name: 1}, 8, 50, torch.Generator().manual_seed(1)))
         smooth, sharp = (optimization_score(relative(sodeep.laplace_rank, 1 / k), init=init)[30] for k in (3, 100))
         assert 0 < sharp < smooth - 0.05, name
@@ -159,9 +159,9 @@ def test_evaluate_and_report():
     assert results[0].errors.keys() == {10, 30}
     assert results[0].by_distribution.keys() == {"normal", "clusters"}
     assert results[0].bad_gradient == 0.0
-    rival = evaluation.equal_climb(results)
+    rival = evaluation.comparable_rank(results)
     assert rival is results[1]  # the sharp one climbs less
-    text = evaluation.report(results, 30)
+    text = evaluation.format_table(results, 30)
     assert "mine" in text
     assert "clusters *" in text
     assert "laplace std/2 (equal climb)" in text

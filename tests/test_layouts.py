@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from sodeep._core.pickle_stream import NotPlainError
+from sodeep.datasets import captions, features, memorability, multi_label, retrieval
 from sodeep.datasets._plain_pickle import read_plain_pickle
 from sodeep.datasets.captions import read_karpathy
 from sodeep.datasets.features import read_features
@@ -20,7 +21,7 @@ from sodeep.datasets.multi_label import read_voc
 from sodeep.datasets.retrieval import read_class_folders, read_cub, read_in_shop, read_online_products
 from sodeep.datasets.revisited import RevisitedSet, read_revisited
 from sodeep.metrics import average_precision, trapezoidal_ap
-from sodeep.tasks import layouts, read_data
+from sodeep.tasks import read_data
 from sodeep.tasks.memorability import Memorability
 
 
@@ -756,7 +757,7 @@ def memento(parts, folders=False):
 )
 def test_memento(tmp_path, folders, parts, splits):
     write(tmp_path, memento(parts, folders))
-    found = only(layouts.MEMORABILITY, tmp_path)
+    found = only(memorability.MEMORABILITY, tmp_path)
     assert found.name == "Memento10k, normalized scores, from captions"
     assert found.split.tolist() == splits
     assert found.target.tolist() == [MEMENTO[part][1] for part in parts]
@@ -767,7 +768,9 @@ def test_memento_in_one_file(tmp_path):
     lines = ["video_id,split,scores_normalized_short_term,description_0,description_1"]
     lines += [f"{i},{split},{i / 10},a {i},b" for i, split in enumerate(("train", "dev", "test"))]
     write(tmp_path, {"memento.csv": "\n".join(lines)})
-    data = read_data(tmp_path / "memento.csv", layouts.MEMORABILITY, "memorability")  # the first that fits: no table
+    data = read_data(
+        tmp_path / "memento.csv", memorability.MEMORABILITY, "memorability"
+    )  # the first that fits: no table
     assert data.split.tolist() == ["train", "val", "test"]
     assert data.target.tolist() == [0.0, 0.1, 0.2]
     assert data.texts == ["a 0 b", "a 1 b", "a 2 b"]
@@ -775,7 +778,7 @@ def test_memento_in_one_file(tmp_path):
 
 def test_only_the_training_files_of_mediaeval_have_no_split(tmp_path):
     write(tmp_path, memento(["train"]))
-    assert only(layouts.MEMORABILITY, tmp_path).split is None
+    assert only(memorability.MEMORABILITY, tmp_path).split is None
 
 
 # ---- class folders ---------------------------------------------------------------------------------------------------
@@ -797,7 +800,7 @@ def test_class_folders(tmp_path):
     found = read_class_folders(write(tmp_path / "two", parts))
     assert found.names == {0: "ant", 1: "bee", 2: "cat", 3: "dog"}
     for name in ("one", "two"):
-        data = only(layouts.RETRIEVAL, tmp_path / name)
+        data = only(retrieval.RETRIEVAL, tmp_path / name)
         assert data.split.tolist() == ["train"] * 4 + ["test"] * 4
         assert data.items.shape == (8, 64, 64, 3)
 
@@ -808,7 +811,7 @@ def test_pictures_of_16_bits(tmp_path):
     write(tmp_path, FOLDERS)
     for name in FOLDERS:
         image.fromarray(values).save(tmp_path / name)
-    found = only(layouts.RETRIEVAL, tmp_path).items
+    found = only(retrieval.RETRIEVAL, tmp_path).items
     np.testing.assert_array_equal(found[0, ..., 1], (values / 257).round())
 
 
@@ -827,7 +830,7 @@ def test_class_folders_errors(tmp_path):
         "Add some, or move that folder away."
     )
     empty = write(tmp_path / "empty", {**FOLDERS, "notes/readme.md": ""})
-    assert message(only, layouts.RETRIEVAL, empty) == (
+    assert message(only, retrieval.RETRIEVAL, empty) == (
         f"`folder` must have two pictures or more of each class, got 0 in '{empty / 'notes'}'. "
         "Add some, or move that folder away."
     )
@@ -1036,7 +1039,7 @@ def test_voc_errors(tmp_path):
 # ---- features --------------------------------------------------------------------------------------------------------
 
 
-def features(task, splits=("train", "test")):
+def features_of(task, splits=("train", "test")):
     rng = np.random.default_rng(0)
     by_task = {
         "retrieval": {"features": rng.random((6, 3)), "labels": np.array(list("aabbcc"))},
@@ -1051,15 +1054,15 @@ def features(task, splits=("train", "test")):
     return {f"{split}_{name}": array for split in splits for name, array in by_task[task].items()}
 
 
-@pytest.mark.parametrize("task", layouts.FEATURES)
+@pytest.mark.parametrize("task", features.FEATURES)
 @pytest.mark.parametrize("splits", [("train", "test"), ("train", "val", "test")])
 def test_features(tmp_path, task, splits):
-    given = features(task, splits)
+    given = features_of(task, splits)
     np.savez(tmp_path / "x.npz", **given)
     found = read_features(tmp_path / "x.npz", task)
     assert list(found) == list(splits)
     for split, arrays in found.items():
-        assert tuple(arrays) == layouts.FEATURES[task]
+        assert tuple(arrays) == features.FEATURES[task]
         for name, array in arrays.items():
             np.testing.assert_allclose(array, given[f"{split}_{name}"]) if array.dtype.kind != "U" else None
             assert array.dtype == (np.float32 if given[f"{split}_{name}"].dtype.kind == "i" and name == "features"
@@ -1067,7 +1070,7 @@ def test_features(tmp_path, task, splits):
 
 
 def test_graded_relevance_of_images(tmp_path):
-    given = features("cross-modal")
+    given = features_of("cross-modal")
     codes = {f"{split}_codes": np.eye(2, dtype=np.uint8) for split in ("train", "test")}
     classes = {"train_labels": np.array(["cat", "dog"]), "test_labels": np.array(["dog", "cat"])}
     for extra, expected in (
@@ -1076,7 +1079,7 @@ def test_graded_relevance_of_images(tmp_path):
         ({}, None),
     ):
         np.savez(tmp_path / "x.npz", **given, **extra)
-        found = only(layouts.CROSS_MODAL, tmp_path / "x.npz").codes
+        found = only(captions.CROSS_MODAL, tmp_path / "x.npz").codes
         assert (found is None) == (expected is None)
         if expected is not None:
             np.testing.assert_array_equal(found, np.array(expected, dtype=bool))
@@ -1093,7 +1096,7 @@ def test_graded_relevance_of_images(tmp_path):
 )
 def test_graded_relevance_of_a_wrong_kind(tmp_path, arrays, fault):
     path = tmp_path / "x.npz"
-    np.savez(path, **features("cross-modal"), **arrays)
+    np.savez(path, **features_of("cross-modal"), **arrays)
     assert message(read_features, path, "cross-modal").endswith(f", got '{path}': {fault}.")
 
 
@@ -1106,7 +1109,7 @@ def test_features_errors(tmp_path):
     assert message(read_features, path, "retrieval", error=FileNotFoundError) == (
         f"`path` must be {expected}, got '{path}', which is not there."
     )
-    good = features("retrieval")
+    good = features_of("retrieval")
     bad = np.full((6, 3), 0.5)
     bad[2, 1] = np.nan
     for arrays, fault in [
@@ -1153,7 +1156,7 @@ def test_features_errors(tmp_path):
 )  # fmt: skip
 def test_features_of_a_wrong_kind(tmp_path, task, name, array, fault):
     path = tmp_path / "x.npz"
-    np.savez(path, **features(task) | {name: array})
+    np.savez(path, **features_of(task) | {name: array})
     assert message(read_features, path, task).endswith(f", got '{path}': {fault}.")
 
 
@@ -1167,19 +1170,19 @@ def only(kinds, path):
 
 
 def test_retrieval_layouts(tmp_path):
-    birds = only(layouts.RETRIEVAL, write(tmp_path / "birds", CUB))
+    birds = only(retrieval.RETRIEVAL, write(tmp_path / "birds", CUB))
     assert (birds.items.shape, birds.items.dtype) == ((3, 64, 64, 3), np.uint8)
     assert birds.items[1, 5, 5].tolist() == [5, 10, 15]  # the colour it was painted in, as the file of that number
     assert (birds.labels.tolist(), birds.split.tolist(), birds.query) == ([1, 1, 2], ["train", "train", "test"], None)
-    products = only(layouts.RETRIEVAL, write(tmp_path / "products", SOP))
+    products = only(retrieval.RETRIEVAL, write(tmp_path / "products", SOP))
     assert products.labels.tolist() == [1, 1, 11319]
     clothes = only(
-        layouts.RETRIEVAL, write(tmp_path / "clothes", IN_SHOP_IMAGES | {"Eval/list_eval_partition.txt": IN_SHOP})
+        retrieval.RETRIEVAL, write(tmp_path / "clothes", IN_SHOP_IMAGES | {"Eval/list_eval_partition.txt": IN_SHOP})
     )
     assert clothes.split.tolist() == ["train", "train", "test", "test"]
     assert clothes.query.tolist() == [True, True, True, False]
-    np.savez(tmp_path / "x.npz", **features("retrieval"))
-    given = only(layouts.RETRIEVAL, tmp_path / "x.npz")
+    np.savez(tmp_path / "x.npz", **features_of("retrieval"))
+    given = only(retrieval.RETRIEVAL, tmp_path / "x.npz")
     assert given.items.shape == (12, 3)
     assert given.split.tolist() == ["train"] * 6 + ["test"] * 6
     assert given.labels.tolist() == list("aabbcc") * 2
@@ -1190,14 +1193,14 @@ def test_cross_modal_layouts(tmp_path):
     files = {image["filename"]: None for image in images}
     write(tmp_path, files | {"dataset_flickr30k.json": json.dumps({"images": images})})
     for path in (tmp_path, tmp_path / "dataset_flickr30k.json"):
-        found = only(layouts.CROSS_MODAL, path)
+        found = only(captions.CROSS_MODAL, path)
         assert found.split.tolist() == ["train", "train", "val", "test"]
         assert found.items[0, 0, 0].tolist() == [1, 2, 3]
         assert found.captions[5] == "caption 0 of 3.jpg"
         assert found.owner.tolist() == [*itertools.chain(*([i] * 5 for i in range(4)))]
         assert found.name == "flickr30k captions"
-    np.savez(tmp_path / "x.npz", **features("cross-modal"))
-    given = only(layouts.CROSS_MODAL, tmp_path / "x.npz")
+    np.savez(tmp_path / "x.npz", **features_of("cross-modal"))
+    given = only(captions.CROSS_MODAL, tmp_path / "x.npz")
     assert given.owner.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert given.split.tolist() == ["train", "train", "test", "test"]
 
@@ -1205,15 +1208,15 @@ def test_cross_modal_layouts(tmp_path):
 def test_other_layouts(tmp_path):
     captions = "video3.webm\ta\nvideo4.webm\tb-c\n"
     write(tmp_path, {"ground-truth_dev-set.csv": MEDIAEVAL_2018, "dev-set_video-captions.txt": captions})
-    found = only(layouts.MEMORABILITY, tmp_path)
+    found = only(memorability.MEMORABILITY, tmp_path)
     assert (found.target.tolist(), found.texts) == ([0.924, 0.923], ["a", "b c"])
     both = {name.replace("trainval", "test"): content for name, content in VOC.items()}
-    found = only(layouts.MULTI_LABEL, write(tmp_path / "voc", both | VOC))
+    found = only(multi_label.MULTI_LABEL, write(tmp_path / "voc", both | VOC))
     assert found.labels.tolist() == 2 * [[False, True], [True, False], [False, False]]
     assert found.known.tolist() == 2 * [[True, True], [True, True], [False, True]]
     assert found.split.tolist() == ["train"] * 3 + ["test"] * 3
-    for task, kinds in (("memorability", layouts.MEMORABILITY), ("multi-label", layouts.MULTI_LABEL)):
-        np.savez(tmp_path / "x.npz", **features(task, ("train", "val", "test")))
+    for task, kinds in (("memorability", memorability.MEMORABILITY), ("multi-label", multi_label.MULTI_LABEL)):
+        np.savez(tmp_path / "x.npz", **features_of(task, ("train", "val", "test")))
         found = only(kinds, tmp_path / "x.npz")
         assert found.features.shape == (18, 3)
         assert found.split.tolist() == ["train"] * 6 + ["val"] * 6 + ["test"] * 6
@@ -1227,7 +1230,7 @@ def test_a_picture_of_many_pixels_in_few_bytes(tmp_path, side, found):
     path = write(tmp_path, CUB) / "images/001.Albatross/a.jpg"
     header = picture(1)[12:16] + side.to_bytes(4, "big") * 2 + picture(1)[24:29]
     path.write_bytes(picture(1)[:12] + header + zlib.crc32(header).to_bytes(4, "big") + picture(1)[33:])
-    told = message(only, layouts.RETRIEVAL, tmp_path)
+    told = message(only, retrieval.RETRIEVAL, tmp_path)
     found = found.format(path.stat().st_size)
     assert told.startswith(f"{path} must be a picture, got a file that Pillow cannot read ({found}")
 
@@ -1245,17 +1248,17 @@ def test_a_number_beyond_64_bits(tmp_path):
 def test_a_csv_without_an_end_of_a_cell(tmp_path):
     path = tmp_path / "my.csv"
     path.write_text('"' + "x" * 200_000)
-    assert message(only, layouts.MEMORABILITY, path) == (
+    assert message(only, memorability.MEMORABILITY, path) == (
         f"'{path}' must be a csv file: field larger than field limit (131072)."
     )
 
 
 def test_a_damaged_npz_says_so(tmp_path):
     path = tmp_path / "my.npz"
-    np.savez(path, **features("retrieval"))
+    np.savez(path, **features_of("retrieval"))
     data = path.read_bytes()
     path.write_bytes(data.replace(b"PK\x01\x02", b"PK\x01\x03"))
-    assert message(only, layouts.RETRIEVAL, path).endswith(
+    assert message(only, retrieval.RETRIEVAL, path).endswith(
         f"got '{path}': it is no npz file, or a damaged one (Bad magic number for central directory)."
     )
 
@@ -1263,6 +1266,6 @@ def test_a_damaged_npz_says_so(tmp_path):
 def test_a_picture_that_is_none(tmp_path):
     path = write(tmp_path, CUB) / "images/001.Albatross/a.jpg"
     path.write_text("<html>")
-    assert message(only, layouts.RETRIEVAL, tmp_path) == (
+    assert message(only, retrieval.RETRIEVAL, tmp_path) == (
         f"{path} must be a picture, got a file that Pillow cannot read (cannot identify image file '{path}')."
     )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from sodeep.losses import pair
+from sodeep import losses
 
 # ---------------------------------------------------------------------------------------------------------------------
 # References: one list, positives `p` and negatives `n` as Python floats
@@ -89,34 +89,34 @@ def histogram(p, n, num_bins=100, low=-1.0, high=1.0):
 
 EITHER_SIDE = ("contrastive", "binomial")
 CASES = {
-    "contrastive": (pair.contrastive_loss, contrastive, {}),
+    "contrastive": (losses.contrastive_loss, contrastive, {}),
     "contrastive-wide": (
-        pair.contrastive_loss,
+        losses.contrastive_loss,
         contrastive,
         {"positive_margin": 2.0, "negative_margin": -1.0},
     ),
-    "triplet": (pair.triplet_loss, triplet, {}),
-    "triplet-wide": (pair.triplet_loss, triplet, {"margin": 3.0}),
-    "triplet-semihard": (pair.triplet_loss, triplet, {"mining": "semihard"}),
-    "triplet-hard": (pair.triplet_loss, triplet, {"mining": "hard"}),
-    "nt_xent": (pair.nt_xent_loss, nt_xent, {}),
-    "nt_xent-warm": (pair.nt_xent_loss, nt_xent, {"temperature": 0.5}),
-    "n_pairs": (pair.n_pairs_loss, n_pairs, {}),
-    "nca": (pair.nca_loss, nca, {}),
-    "nca-cold": (pair.nca_loss, nca, {"temperature": 0.1}),
-    "lifted": (pair.lifted_structure_loss, lifted, {}),
-    "lifted-negative": (pair.lifted_structure_loss, lifted, {"margin": -2.5}),
-    "binomial": (pair.binomial_deviance_loss, binomial, {}),
-    "bin_lifted": (pair.bin_lifted_loss, bin_lifted, {}),
-    "multi_similarity": (pair.multi_similarity_loss, multi_similarity, {}),
+    "triplet": (losses.triplet_loss, triplet, {}),
+    "triplet-wide": (losses.triplet_loss, triplet, {"margin": 3.0}),
+    "triplet-semihard": (losses.triplet_loss, triplet, {"mining": "semihard"}),
+    "triplet-hard": (losses.triplet_loss, triplet, {"mining": "hard"}),
+    "nt_xent": (losses.nt_xent_loss, nt_xent, {}),
+    "nt_xent-warm": (losses.nt_xent_loss, nt_xent, {"temperature": 0.5}),
+    "n_pairs": (losses.n_pairs_loss, n_pairs, {}),
+    "nca": (losses.nca_loss, nca, {}),
+    "nca-cold": (losses.nca_loss, nca, {"temperature": 0.1}),
+    "lifted": (losses.lifted_structure_loss, lifted, {}),
+    "lifted-negative": (losses.lifted_structure_loss, lifted, {"margin": -2.5}),
+    "binomial": (losses.binomial_deviance_loss, binomial, {}),
+    "bin_lifted": (losses.bin_lifted_loss, bin_lifted, {}),
+    "multi_similarity": (losses.multi_similarity_loss, multi_similarity, {}),
     "multi_similarity-all": (
-        pair.multi_similarity_loss,
+        losses.multi_similarity_loss,
         multi_similarity,
         {"alpha": 3.0, "beta": 20.0, "base": 0.2, "epsilon": None},
     ),
-    "histogram": (pair.histogram_loss, histogram, {}),
+    "histogram": (losses.histogram_loss, histogram, {}),
     "histogram-coarse": (
-        pair.histogram_loss,
+        losses.histogram_loss,
         histogram,
         {"num_bins": 3, "low": -0.5, "high": 0.7},
     ),
@@ -213,9 +213,9 @@ def test_second_derivatives(name):
 
 def test_histogram_is_of_the_whole_batch():
     scores, relevant = batch(q=6, n=8)
-    whole = pair.histogram_loss(scores, relevant)
-    torch.testing.assert_close(pair.histogram_loss(scores.view(-1), relevant.view(-1)), whole)
-    alone = torch.stack([pair.histogram_loss(s, r) for s, r in zip(scores, relevant, strict=True)])
+    whole = losses.histogram_loss(scores, relevant)
+    torch.testing.assert_close(losses.histogram_loss(scores.view(-1), relevant.view(-1)), whole)
+    alone = torch.stack([losses.histogram_loss(s, r) for s, r in zip(scores, relevant, strict=True)])
     assert abs(float(alone.mean() - whole)) > 1e-3
 
 
@@ -244,8 +244,8 @@ def test_gradient_points_the_right_way(name):
 def test_offset_does_not_cost_triplets_their_precision():
     scores, relevant = batch(q=4, n=40, dtype=torch.float32)
     scores = (scores * 64).round() / 64  # exact at an offset of a thousand
-    value = pair.triplet_loss(scores + 1000, relevant, margin=0.25)
-    torch.testing.assert_close(value, pair.triplet_loss(scores, relevant, margin=0.25), rtol=1e-4, atol=1e-5)
+    value = losses.triplet_loss(scores + 1000, relevant, margin=0.25)
+    torch.testing.assert_close(value, losses.triplet_loss(scores, relevant, margin=0.25), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("mining", ["all", "semihard"])
@@ -253,9 +253,9 @@ def test_offset_does_not_cost_triplets_their_precision():
 def test_few_positives_or_many_is_the_same_triplet_loss(mining, scale, monkeypatch):
     scores, relevant = batch(q=5, n=40, dtype=torch.float32, seed=3)
     scores = (scores * 16).round() / 16 * scale
-    loss = partial(pair.triplet_loss, mining=mining, margin=0.25)
+    loss = partial(losses.triplet_loss, mining=mining, margin=0.25)
     few = gradient(loss, scores, relevant)
-    monkeypatch.setattr(pair, "FEW_POSITIVES", 0)
+    monkeypatch.setattr("sodeep.losses.contrastive.FEW_POSITIVES", 0)
     torch.testing.assert_close(gradient(loss, scores, relevant), few, rtol=0, atol=0)
 
 
@@ -266,15 +266,15 @@ def test_histogram_of_millions_of_equal_pairs():
     scores[0, 0], relevant[0, 0] = 0.9, True
     scores[1:, 0] = 0.95
     expected = 4199 / (4200 * 4200 - 1)
-    torch.testing.assert_close(pair.histogram_loss(scores, relevant).item(), expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(losses.histogram_loss(scores, relevant).item(), expected, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("num_bins", [1, 2, 7, 100, 1000])
 def test_histograms_have_sum_one_and_the_loss_is_a_probability(num_bins):
     scores = torch.linspace(-1, 1, 41).expand(3, 41).contiguous()  # many scores at nodes, both ends among them
     relevant = torch.arange(41) % 3 == torch.arange(3).unsqueeze(-1)
-    value = pair.histogram_loss(scores, relevant, num_bins=num_bins)
-    inverse = pair.histogram_loss(scores, ~relevant, num_bins=num_bins)
+    value = losses.histogram_loss(scores, relevant, num_bins=num_bins)
+    inverse = losses.histogram_loss(scores, ~relevant, num_bins=num_bins)
     assert 0 <= value <= 1
     assert value + inverse >= 1  # pairs within one node count on both sides
 
@@ -282,16 +282,18 @@ def test_histograms_have_sum_one_and_the_loss_is_a_probability(num_bins):
 def test_mining_is_of_the_whole_list_and_has_no_gradient():
     scores = torch.tensor([[0.5, 0.9, 0.35, 0.45, 0.7]], dtype=torch.float64)
     relevant = torch.tensor([[True, True, False, False, False]])
-    _, grad = gradient(pair.multi_similarity_loss, scores, relevant)
+    _, grad = gradient(losses.multi_similarity_loss, scores, relevant)
     assert grad.ne(0).tolist() == [[True, False, False, True, True]]  # 0.9 >= 0.7 + 0.1 and 0.35 <= 0.5 - 0.1
     kept = torch.tensor([[True, False, False, True, True]])
     torch.testing.assert_close(
-        pair.multi_similarity_loss(scores, relevant),
-        pair.multi_similarity_loss(scores, relevant, epsilon=None, where=kept),
+        losses.multi_similarity_loss(scores, relevant),
+        losses.multi_similarity_loss(scores, relevant, epsilon=None, where=kept),
     )
 
 
-@pytest.mark.parametrize("loss", [pair.nt_xent_loss, pair.nca_loss, pair.multi_similarity_loss, pair.bin_lifted_loss])
+@pytest.mark.parametrize(
+    "loss", [losses.nt_xent_loss, losses.nca_loss, losses.multi_similarity_loss, losses.bin_lifted_loss]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_exponents_beyond_the_range_keep_their_gradient(loss, dtype):
     """They are brought back into it, and the hardest negative is still pushed down, the easy one left alone."""
@@ -314,19 +316,19 @@ NUMBER = "must be a finite number, got"
 @pytest.mark.parametrize(
     ("loss", "options", "message"),
     [
-        (pair.contrastive_loss, {"positive_margin": float("nan")}, f"`positive_margin` {NUMBER} nan."),
-        (pair.contrastive_loss, {"negative_margin": "0.5"}, f"`negative_margin` {NUMBER} '0.5'."),
-        (pair.triplet_loss, {"margin": 0}, "`margin` must be a positive number, got 0."),
-        (pair.triplet_loss, {"mining": "easy"}, "`mining` must be one of all, semihard, hard, got 'easy'."),
-        (pair.nt_xent_loss, {"temperature": -1.0}, "`temperature` must be a positive number, got -1.0."),
-        (pair.nca_loss, {"temperature": 0.0}, "`temperature` must be a positive number, got 0.0."),
-        (pair.lifted_structure_loss, {"margin": None}, f"`margin` {NUMBER} None."),
-        (pair.binomial_deviance_loss, {"alpha": 0.0}, "`alpha` must be a positive number, got 0.0."),
-        (pair.bin_lifted_loss, {"beta": float("inf")}, "`beta` must be a positive number, got inf."),
-        (pair.multi_similarity_loss, {"base": True}, f"`base` {NUMBER} True."),
-        (pair.multi_similarity_loss, {"epsilon": float("inf")}, f"`epsilon` {NUMBER} inf."),
-        (pair.histogram_loss, {"num_bins": 0}, "`num_bins` must be a whole number of at least 1, got 0."),
-        (pair.histogram_loss, {"high": -1.0}, "`low` must be below `high`, got low=-1.0 and high=-1.0."),
+        (losses.contrastive_loss, {"positive_margin": float("nan")}, f"`positive_margin` {NUMBER} nan."),
+        (losses.contrastive_loss, {"negative_margin": "0.5"}, f"`negative_margin` {NUMBER} '0.5'."),
+        (losses.triplet_loss, {"margin": 0}, "`margin` must be a positive number, got 0."),
+        (losses.triplet_loss, {"mining": "easy"}, "`mining` must be one of all, semihard, hard, got 'easy'."),
+        (losses.nt_xent_loss, {"temperature": -1.0}, "`temperature` must be a positive number, got -1.0."),
+        (losses.nca_loss, {"temperature": 0.0}, "`temperature` must be a positive number, got 0.0."),
+        (losses.lifted_structure_loss, {"margin": None}, f"`margin` {NUMBER} None."),
+        (losses.binomial_deviance_loss, {"alpha": 0.0}, "`alpha` must be a positive number, got 0.0."),
+        (losses.bin_lifted_loss, {"beta": float("inf")}, "`beta` must be a positive number, got inf."),
+        (losses.multi_similarity_loss, {"base": True}, f"`base` {NUMBER} True."),
+        (losses.multi_similarity_loss, {"epsilon": float("inf")}, f"`epsilon` {NUMBER} inf."),
+        (losses.histogram_loss, {"num_bins": 0}, "`num_bins` must be a whole number of at least 1, got 0."),
+        (losses.histogram_loss, {"high": -1.0}, "`low` must be below `high`, got low=-1.0 and high=-1.0."),
     ],
 )
 def test_bad_options(loss, options, message):

@@ -18,6 +18,7 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sodeep import ranks, spearman_loss
+from sodeep._core import soft_ranks
 from sodeep.ranks import (
     apply_rank_fn,
     blackbox_rank,
@@ -150,7 +151,7 @@ def test_sigmoid_tiles_cover_every_pair_once(shape):
 def test_laplace_rank_is_the_same_on_both_sides_of_its_switch():
     scores = draw(1, 500)
     span = scores.max() - scores.min()
-    for tau in (span / (ranks._WIDEST - 1), span / (ranks._WIDEST + 1)):
+    for tau in (span / (soft_ranks._WIDEST - 1), span / (soft_ranks._WIDEST + 1)):
         want = soft_reference(laplace_rank, scores, tau)
         assert_close(laplace_rank(scores, tau.view(1, 1)), want, rtol=1e-13, atol=0)
 
@@ -563,7 +564,7 @@ def test_sigmoid_rank_never_holds_more_than_a_tile(shape):
     scores = draw(*shape, dtype=torch.float32).requires_grad_()
     with LargestTensor() as largest:
         sigmoid_rank(scores).sum().backward()
-    assert largest.elements <= max(ranks._TILE_SIDE[True] ** 2, scores.numel())
+    assert largest.elements <= max(soft_ranks._TILE_SIDE[True] ** 2, scores.numel())
     assert largest.elements < scores.numel() * shape[-1] / 2
 
 

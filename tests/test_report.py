@@ -16,10 +16,12 @@ import torch
 
 import sodeep
 from sodeep import report
+from sodeep.comparison import read as comparison_read
 from sodeep.comparison.read import read_comparison
 from sodeep.comparison.runs import Run
 from sodeep.comparison.statistics import Cell
 from sodeep.metrics import average_precision
+from sodeep.report import html, tables
 from sodeep.report.write import NO_MATPLOTLIB, draw_figures
 
 LOSSES = {"multi-similarity": 0.5, "map:laplace": 0.6, "mine:Loss": 0.45}
@@ -135,7 +137,10 @@ def test_a_failed_test_is_listed_and_seeds_are_counted_for_each_loss(tmp_path):
     ) in text
     assert "\n| map:laplace | 2 | " in text
     assert "\n| multi-similarity | 3 | " in text
-    assert f"\n| map:laplace | 2 | lr 0.1 | 20 | in the test, MemoryError: too much | {report.NOTHING} |\n" in text
+    assert (
+        f"\n| map:laplace | 2 | lr 0.1 | 20 | in the test, MemoryError: too much | {comparison_read.NOTHING} |\n"
+        in text
+    )
 
 
 def test_the_order_in_which_runs_were_done_is_not_seen(tmp_path):
@@ -217,7 +222,7 @@ def test_markdown(tmp_path):
 
 def findings(tmp_path, **options):
     write_runs(tmp_path, details=None, **options)
-    return report._findings(read_comparison(tmp_path))
+    return tables.find_differences(read_comparison(tmp_path))
 
 
 def test_the_baseline_may_win(tmp_path):
@@ -238,8 +243,8 @@ def test_lower_may_be_better(tmp_path):
     ]
     comparison = read_comparison(tmp_path)
     assert comparison.ranked == ["l1", "mse", "spearman:laplace"]
-    assert report._results(comparison).header == ["loss", "seeds", "MAE ↓"]
-    assert "hit rate" not in report._results(comparison).note
+    assert tables._results(comparison).header == ["loss", "seeds", "MAE ↓"]
+    assert "hit rate" not in tables._results(comparison).note
 
 
 def test_one_seed_tells_no_difference(tmp_path):
@@ -248,7 +253,7 @@ def test_one_seed_tells_no_difference(tmp_path):
         "With one seed in common there is no spread: take no difference for more than chance.",
     ]
     comparison = read_comparison(tmp_path)
-    assert [table.title for table in report._tables(comparison)] == ["Results", "Settings and cost"]
+    assert [table.title for table in tables.make_tables(comparison)] == ["Results", "Settings and cost"]
 
 
 def test_nothing_finished(tmp_path):
@@ -284,8 +289,8 @@ def test_a_loss_without_a_result_stands_last(tmp_path):
     ],
 )
 def test_numbers(value, plain, signed):
-    assert report._number(value) == plain
-    assert report._number(value, signed=True) == signed
+    assert tables.number_text(value) == plain
+    assert tables.number_text(value, signed=True) == signed
 
 
 def cell(mean, sd, difference=None, low=math.nan, high=math.nan):
@@ -293,7 +298,10 @@ def cell(mean, sd, difference=None, low=math.nan, high=math.nan):
 
 
 def test_a_spread_has_the_decimals_of_its_mean():
-    assert [report._mean(cell(60.123, 6.8491)), report._mean(cell(0.61, 0.0123))] == ["60.1 ± 6.8", "0.610 ± 0.012"]
+    assert [tables.mean_text(cell(60.123, 6.8491)), tables.mean_text(cell(0.61, 0.0123))] == [
+        "60.1 ± 6.8",
+        "0.610 ± 0.012",
+    ]
 
 
 def test_drawn_one_by_one(tmp_path):
@@ -562,11 +570,13 @@ def test_without_matplotlib_the_text_is_complete(tmp_path, monkeypatch):
     write_runs(tmp_path)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     for name in [
-        name for name in sys.modules if name.startswith(("matplotlib.", "sodeep.pictures", "sodeep.report.figures"))
+        name
+        for name in sys.modules
+        if name.startswith(("matplotlib.", "sodeep._core.plotting", "sodeep.report.plots", "sodeep.report.figures"))
     ]:
         monkeypatch.delitem(sys.modules, name)
-    for name in ("pictures", "_report_figures"):
-        monkeypatch.delattr(sodeep, name, raising=False)
+    for name in ("plots", "figures"):
+        monkeypatch.delattr(report, name, raising=False)
     files, notes = write_report(tmp_path)
     assert notes == [NO_MATPLOTLIB]
     text = files["markdown"].read_text(encoding="utf-8")
@@ -622,7 +632,7 @@ def test_the_page_in_a_browser(tmp_path):
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
 def test_the_browser_would_tell(tmp_path):
     """The check above sees a request that is made."""
-    policy = report._POLICY
+    policy = html._POLICY
     (tmp_path / "bad.html").write_text(
         f'<meta http-equiv="Content-Security-Policy" content="{policy}"><img src="http://x.test/a.png">'
     )
@@ -673,8 +683,10 @@ def test_arrays_of_a_run_are_read_once(tmp_path, monkeypatch):
     pytest.importorskip("PIL")
     write_runs(tmp_path / "runs")
     comparison = read_comparison(tmp_path / "runs")
-    read, read_npz = [], sodeep._core.arrays.read_npz
-    monkeypatch.setattr(sodeep.compare, "read_npz", lambda path, names: read.append(path.name) or read_npz(path, names))
+    read, read_npz = [], comparison_read.read_npz
+    monkeypatch.setattr(
+        comparison_read, "read_npz", lambda path, names: read.append(path.name) or read_npz(path, names)
+    )
     report.write_tensorboard(comparison, [], tmp_path / "board")
     assert sorted(read) == [f"{loss}-{seed}.npz" for loss in range(3) for seed in range(3)]
 

@@ -14,7 +14,7 @@ import torch.multiprocessing as mp
 from scipy import stats
 from torch import Tensor, nn
 
-from sodeep.gather import drop_repeats, gather
+from sodeep.distributed import drop_repeats, gather
 from sodeep.losses.embedding import CrossModalLoss, EmbeddingLoss
 from sodeep.losses.memory import EmbeddingMemory
 from sodeep.losses.smooth_ap import smooth_ap_loss

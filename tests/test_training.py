@@ -207,10 +207,10 @@ def test_best_weights_are_kept(monkeypatch):
     """A learning rate that ruins the weights after the first validation leaves those of the first validation."""
     from sodeep import training
 
-    monkeypatch.setattr(training._Run, "learning_rate", lambda run: 1e-3 if run.step < 2 else 0.3)
+    monkeypatch.setattr(training.run.Run, "learning_rate", lambda run: 1e-3 if run.step < 2 else 0.3)
     random = {"sorter": "gru-sum", "seq_len": 8}  # the set sorter starts better than two steps make it
     spoilt = train_sorter(tiny(**random))
-    monkeypatch.setattr(training._Run, "learning_rate", lambda run: 1e-3)
+    monkeypatch.setattr(training.run.Run, "learning_rate", lambda run: 1e-3)
     short = train_sorter(tiny(**random, steps=2))
     assert spoilt.best_step == 2
     assert spoilt.history[-1]["objective"] > spoilt.history[0]["objective"]
@@ -221,16 +221,16 @@ def test_best_weights_are_kept(monkeypatch):
 def test_first_weights_are_kept_where_no_validation_is_better(tmp_path, monkeypatch):
     from sodeep import training
 
-    monkeypatch.setattr(training._Run, "learning_rate", lambda run: 0.3)
+    monkeypatch.setattr(training.run.Run, "learning_rate", lambda run: 0.3)
     result = train_sorter(tiny(), out=tmp_path / "whole")
     assert result.best_step == 0
     assert result.error < min(row["errors"]["validation"] for row in result.history)
-    assert_same_weights(weights(result.sorter), training._Run(tiny().resolve()).weights)
+    assert_same_weights(weights(result.sorter), training.run.Run(tiny().resolve()).weights)
     interrupt_after(monkeypatch, step=3)
     with pytest.raises(TrainingInterrupted):
         train_sorter(tiny(), out=tmp_path / "parts")
     monkeypatch.undo()
-    monkeypatch.setattr(training._Run, "learning_rate", lambda run: 0.3)
+    monkeypatch.setattr(training.run.Run, "learning_rate", lambda run: 0.3)
     assert train_sorter(out=tmp_path / "parts", resume=True).best_step == 0
     assert (tmp_path / "whole").read_bytes() == (tmp_path / "parts").read_bytes()
 
@@ -319,14 +319,14 @@ def test_resume_reaches_the_same_weights(tmp_path, monkeypatch, changes):
 def interrupt_after(monkeypatch, step, signum=signal.SIGINT):
     from sodeep import training
 
-    advance = training._Run.advance
+    advance = training.run.Run.advance
 
     def interrupted(run):
         if run.step == step - 1:
             os.kill(os.getpid(), signum)  # in the middle of the step
         advance(run)
 
-    monkeypatch.setattr(training._Run, "advance", interrupted)
+    monkeypatch.setattr(training.run.Run, "advance", interrupted)
 
 
 def test_sigterm_saves_too(tmp_path, monkeypatch):
@@ -348,14 +348,14 @@ import sodeep
 from sodeep import training
 
 torch.set_num_threads({torch.get_num_threads()})  # as here: other numbers make other sums
-objective = training._Run.objective
+objective = training.run.Run.objective
 
 def killed(run, scores, generator):
     if run.step == 3 and generator is run.generator:
         os.kill(os.getpid(), signal.SIGKILL)
     return objective(run, scores, generator)
 
-training._Run.objective = killed
+training.run.Run.objective = killed
 sodeep.train_sorter(sodeep.TrainConfig(**{tiny(**changes).to_dict()!r}), out=sys.argv[1])
 """
     out = tmp_path / "killed"
@@ -423,15 +423,15 @@ def clock(monkeypatch):
     from sodeep import training
 
     now = [0.0]
-    monkeypatch.setattr(training.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
     for name, seconds in (("advance", 1.0), ("_estimate_batch_statistics", 10.0)):
-        method = getattr(training._Run, name)
+        method = getattr(training.run.Run, name)
 
         def slow(run, method=method, seconds=seconds):
             now[0] += seconds
             return method(run)
 
-        monkeypatch.setattr(training._Run, name, slow)
+        monkeypatch.setattr(training.run.Run, name, slow)
     return now
 
 
@@ -607,7 +607,7 @@ FILTER = "sorter/stages.0.filter"
         (lambda tensors, header: header["history"][0].pop("loss"), UNFIT.format("'loss'")),
         (
             lambda tensors, header: header["config"].update(
-                sorter="lstm", seq_len=3_000_000, lengths=list(training.LENGTHS)
+                sorter="lstm", seq_len=3_000_000, lengths=list(training.config.LENGTHS)
             ),
             None,  # and in no time
         ),
@@ -656,7 +656,7 @@ def test_temporary_files_of_killed_runs_are_swept(tmp_path):
 def test_a_second_run_of_the_same_file_is_refused(tmp_path, monkeypatch):
     from sodeep import training
 
-    out, advance, told = tmp_path / "s", training._Run.advance, []
+    out, advance, told = tmp_path / "s", training.run.Run.advance, []
 
     def and_another(run):
         with pytest.raises(FileExistsError) as error:
@@ -664,7 +664,7 @@ def test_a_second_run_of_the_same_file_is_refused(tmp_path, monkeypatch):
         told.append(str(error.value))
         advance(run)
 
-    monkeypatch.setattr(training._Run, "advance", and_another)
+    monkeypatch.setattr(training.run.Run, "advance", and_another)
     train_sorter(tiny(), out=out)
     message = f"`out` {out} is being written by another run. Wait for it to end, or choose another name."
     assert told == 6 * [message]
@@ -690,7 +690,7 @@ def test_interrupting_a_diverged_run_keeps_the_last_good_state(tmp_path, monkeyp
     from sodeep import training
 
     interrupt_after(monkeypatch, step=3)  # the state of step 2 is saved
-    advance = training._Run.advance
+    advance = training.run.Run.advance
 
     def diverging(run):
         advance(run)
@@ -698,7 +698,7 @@ def test_interrupting_a_diverged_run_keeps_the_last_good_state(tmp_path, monkeyp
             with torch.no_grad():
                 next(iter(run.parameters.values())).fill_(torch.nan)
 
-    monkeypatch.setattr(training._Run, "advance", diverging)
+    monkeypatch.setattr(training.run.Run, "advance", diverging)
     message = (
         "a weight is NaN or infinite after step 3: training diverged. Lower lr (now 0.002), or raise warmup; the state "
         "of the last validation is kept."

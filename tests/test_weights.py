@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from sodeep.losses import pair
+from sodeep import losses
 from sodeep.losses.pair_weights import contributing_pairs, pair_weights
 from sodeep.losses.quantized_ap import quantized_ap_loss
 from sodeep.losses.smooth_ap import smooth_ap_loss
@@ -44,7 +44,7 @@ def check(loss, positive_weight, negative_weight, seed=0):
 
 def test_multi_similarity_is_equation_12():
     check(
-        partial(pair.multi_similarity_loss, epsilon=None),
+        partial(losses.multi_similarity_loss, epsilon=None),
         lambda s, p, n: (ALPHA * (BASE - s)).exp() / (1 + (ALPHA * (BASE - p)).exp().sum()),
         lambda s, p, n: (BETA * (s - BASE)).exp() / (1 + (BETA * (n - BASE)).exp().sum()),
     )
@@ -55,7 +55,7 @@ def test_mined_multi_similarity_is_equation_12_over_the_kept_pairs():
         return p[p < n.max() + 0.1], n[n > p.min() - 0.1]
 
     check(
-        pair.multi_similarity_loss,
+        losses.multi_similarity_loss,
         lambda s, p, n: (
             (s < n.max() + 0.1) * (ALPHA * (BASE - s)).exp() / (1 + (ALPHA * (BASE - keep(p, n)[0])).exp().sum())
         ),
@@ -67,7 +67,7 @@ def test_mined_multi_similarity_is_equation_12_over_the_kept_pairs():
 
 def test_binomial_deviance_is_the_logistic():
     check(
-        pair.binomial_deviance_loss,
+        losses.binomial_deviance_loss,
         lambda s, p, n: ALPHA / len(p) * torch.sigmoid(ALPHA * (BASE - s)),
         lambda s, p, n: BETA / len(n) * torch.sigmoid(BETA * (s - BASE)),
     )
@@ -75,7 +75,7 @@ def test_binomial_deviance_is_the_logistic():
 
 def test_bin_lifted_is_equation_10():
     check(
-        pair.bin_lifted_loss,
+        losses.bin_lifted_loss,
         lambda s, p, n: (torch.sigmoid(ALPHA * (BASE - s)) + (-ALPHA * s).exp() / (-ALPHA * p).exp().sum()) / 2,
         lambda s, p, n: (torch.sigmoid(BETA * (s - BASE)) + (BETA * s).exp() / (BETA * n).exp().sum()) / 2,
     )
@@ -83,7 +83,7 @@ def test_bin_lifted_is_equation_10():
 
 def test_nca_is_equation_2():
     check(
-        pair.nca_loss,
+        losses.nca_loss,
         lambda s, p, n: s.exp() / p.exp().sum() - s.exp() / (p.exp().sum() + n.exp().sum()),
         lambda s, p, n: s.exp() / (p.exp().sum() + n.exp().sum()),
     )
@@ -91,7 +91,7 @@ def test_nca_is_equation_2():
 
 def test_lifted_structure_is_two_softmaxes():
     check(
-        partial(pair.lifted_structure_loss, margin=3.0),
+        partial(losses.lifted_structure_loss, margin=3.0),
         lambda s, p, n: (-s).exp() / (-p).exp().sum(),
         lambda s, p, n: s.exp() / n.exp().sum(),
     )
@@ -103,7 +103,7 @@ def test_nt_xent_is_one_softmax_a_positive(temperature):
         return (s / temperature).exp() / ((p / temperature).exp() + (n / temperature).exp().sum())
 
     check(
-        partial(pair.nt_xent_loss, temperature=temperature),
+        partial(losses.nt_xent_loss, temperature=temperature),
         lambda s, p, n: (1 - share(s, s, n)) / temperature / len(p),
         lambda s, p, n: share(s, p, n).sum() / temperature / len(p),
     )
@@ -120,7 +120,7 @@ def test_triplet_weights_are_counts(mining):
         return max(1, int(active(p[:, None], n[None]).sum()))
 
     check(
-        partial(pair.triplet_loss, margin=margin, mining=mining),
+        partial(losses.triplet_loss, margin=margin, mining=mining),
         lambda s, p, n: int(active(s, n).sum()) / total(p, n),
         lambda s, p, n: int(active(p, s).sum()) / total(p, n),
     )
@@ -141,7 +141,7 @@ def test_histogram_weights_are_the_other_histogram():
     expected = torch.where(
         relevant, -h_neg[left] / gap / int(relevant.sum()), h_pos[left + 1] / gap / int((~relevant).sum())
     )
-    weights = pair_weights(partial(pair.histogram_loss, num_bins=bins), scores, relevant)
+    weights = pair_weights(partial(losses.histogram_loss, num_bins=bins), scores, relevant)
     torch.testing.assert_close(weights, expected, rtol=1e-10, atol=1e-14)
 
 
@@ -203,9 +203,9 @@ def test_smooth_ap_has_the_gradient_of_its_supplement(tau):
 
 def test_weights_of_any_callable():
     scores, relevant = batch()
-    module = pair.NTXentLoss()
+    module = losses.NTXentLoss()
     torch.testing.assert_close(
-        pair_weights(module, scores, relevant), pair_weights(pair.nt_xent_loss, scores, relevant)
+        pair_weights(module, scores, relevant), pair_weights(losses.nt_xent_loss, scores, relevant)
     )
     mine = pair_weights(lambda s, r: (s.square() * r).sum(), scores, relevant)
     torch.testing.assert_close(mine, 2 * scores * relevant)
@@ -215,16 +215,16 @@ def test_weights_leave_the_caller_alone():
     scores, relevant = batch(q=2, n=4)
     scores.requires_grad_()
     with torch.no_grad():
-        weights = pair_weights(pair.nca_loss, scores, relevant)
+        weights = pair_weights(losses.nca_loss, scores, relevant)
     assert not weights.requires_grad
     assert scores.grad is None
-    torch.testing.assert_close(pair_weights(pair.nca_loss, scores * 1, relevant), weights)
+    torch.testing.assert_close(pair_weights(losses.nca_loss, scores * 1, relevant), weights)
 
 
 def test_weights_of_masked_items_are_zero():
     scores, relevant = batch()
     where = torch.rand(scores.shape, generator=torch.Generator().manual_seed(2)) < 0.7
-    weights = pair_weights(pair.nca_loss, scores.masked_fill(~where, float("nan")), relevant, where)
+    weights = pair_weights(losses.nca_loss, scores.masked_fill(~where, float("nan")), relevant, where)
     assert not weights[~where].any()
     torch.testing.assert_close(weights[where].sum(), torch.zeros((), dtype=torch.float64))
 
@@ -232,14 +232,14 @@ def test_weights_of_masked_items_are_zero():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_weights_have_the_dtype_of_the_scores(dtype):
     scores, relevant = batch(dtype=dtype)
-    assert pair_weights(pair.nca_loss, scores, relevant).dtype == dtype
+    assert pair_weights(losses.nca_loss, scores, relevant).dtype == dtype
 
 
 @pytest.mark.parametrize(
     ("loss", "error", "message"),
     [
         (
-            partial(pair.nca_loss, return_stats=True),
+            partial(losses.nca_loss, return_stats=True),
             TypeError,
             "`loss` must give a scalar tensor, got tuple. Leave return_stats off.",
         ),
@@ -264,7 +264,7 @@ def test_bad_losses(loss, error, message):
 @pytest.mark.parametrize("threshold", [-0.1, 1, float("nan"), "0.1"])
 def test_bad_threshold(threshold):
     with pytest.raises(ValueError, match=r".") as caught:
-        contributing_pairs(pair.nca_loss, *batch(), threshold=threshold)
+        contributing_pairs(losses.nca_loss, *batch(), threshold=threshold)
     assert str(caught.value) == f"`threshold` must be a number in [0, 1), got {threshold!r}."
 
 
@@ -277,11 +277,11 @@ def test_counts_of_the_triplet_loss():
     """COCOS: the negatives with a positive hinge; for the hardest one, at most one."""
     scores, relevant = batch(q=20, seed=6)
     active = (scores[:, :, None] < scores[:, None] + 0.2) & relevant[:, :, None] & ~relevant[:, None]
-    counts = contributing_pairs(pair.triplet_loss, scores, relevant, threshold=0)
+    counts = contributing_pairs(losses.triplet_loss, scores, relevant, threshold=0)
     torch.testing.assert_close(counts.negatives, active.any(1).sum(-1))
     torch.testing.assert_close(counts.positives, active.any(2).sum(-1))
     torch.testing.assert_close(counts.moved, active.any(1).any(-1))
-    hardest = contributing_pairs(partial(pair.triplet_loss, mining="hard"), scores, relevant)
+    hardest = contributing_pairs(partial(losses.triplet_loss, mining="hard"), scores, relevant)
     torch.testing.assert_close(hardest.negatives, counts.moved.long())
 
 
@@ -292,7 +292,7 @@ def test_counts_of_the_softmax():
     relevant[:, 3] = True
     probability = (scores / 0.1).softmax(-1)
     largest = torch.where(relevant, 1 - probability, probability).amax(-1, keepdim=True)
-    counts = contributing_pairs(partial(pair.nt_xent_loss, temperature=0.1), scores, relevant, threshold=0.01)
+    counts = contributing_pairs(partial(losses.nt_xent_loss, temperature=0.1), scores, relevant, threshold=0.01)
     torch.testing.assert_close(counts.negatives, ((probability > 0.01 * largest) & ~relevant).sum(-1))
     torch.testing.assert_close(counts.positives, torch.ones(20, dtype=torch.int64))
     assert counts.moved.all()
@@ -301,7 +301,7 @@ def test_counts_of_the_softmax():
 def test_undefined_queries_are_apart():
     scores, relevant = batch()
     relevant[2] = False
-    counts = contributing_pairs(pair.nca_loss, scores, relevant)
+    counts = contributing_pairs(losses.nca_loss, scores, relevant)
     assert counts.moved.tolist() == [True, True, False, True, True, True]
     assert counts.positives[2] == counts.negatives[2] == 0
 
@@ -329,9 +329,9 @@ def test_both_directions_of_images_and_captions():
 
 def test_counts_keep_the_shape_of_the_batch():
     scores, relevant = batch()
-    counts = contributing_pairs(pair.nca_loss, scores, relevant)
-    nested = contributing_pairs(pair.nca_loss, scores.view(2, 3, 14), relevant.view(2, 3, 14))
-    single = contributing_pairs(pair.nca_loss, scores[0], relevant[0])
+    counts = contributing_pairs(losses.nca_loss, scores, relevant)
+    nested = contributing_pairs(losses.nca_loss, scores.view(2, 3, 14), relevant.view(2, 3, 14))
+    single = contributing_pairs(losses.nca_loss, scores[0], relevant[0])
     for whole, parts, one in zip(counts, nested, single, strict=True):
         torch.testing.assert_close(parts, whole.view(2, 3))
         torch.testing.assert_close(one, whole[0])
@@ -341,9 +341,9 @@ def test_counts_ignore_masked_items():
     scores, relevant = batch()
     where = torch.rand(scores.shape, generator=torch.Generator().manual_seed(3)) < 0.6
     where[:, 0] = where[:, -1] = True
-    counts = contributing_pairs(pair.nca_loss, scores.masked_fill(~where, float("inf")), relevant, where=where)
+    counts = contributing_pairs(losses.nca_loss, scores.masked_fill(~where, float("inf")), relevant, where=where)
     for q in range(len(scores)):
-        alone = contributing_pairs(pair.nca_loss, scores[q][where[q]], relevant[q][where[q]])
+        alone = contributing_pairs(losses.nca_loss, scores[q][where[q]], relevant[q][where[q]])
         assert (counts.positives[q], counts.negatives[q]) == (alone.positives, alone.negatives)
 
 

@@ -30,7 +30,7 @@ import contextlib
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,19 +47,6 @@ from sodeep.comparison.train import Job, load_task
 from sodeep.sorters.base import Sorter
 from sodeep.tasks import TASKS, Task
 from sodeep.tasks.base import BATCH_SIZE
-
-
-class ComparisonStopped(RuntimeError):  # noqa: N818  # as KeyboardInterrupt, it is not an error of the caller
-    """A comparison that ended before it was done; what was done is kept.
-
-    Attributes:
-        signum: the signal that ended it, SIGINT (Ctrl-C), SIGTERM or SIGHUP; 0: a worker process died, or a file
-            could not be read or written.
-    """
-
-    def __init__(self, message: str, signum: int = 0) -> None:
-        super().__init__(message)
-        self.signum = signum
 
 
 def compare(
@@ -282,13 +269,3 @@ def _claim(
             raise refuse(f"runs of {loss} with another sorter under that name")
     found["losses"] = list(dict.fromkeys([*found.get("losses", []), *losses]))  # the order of the report
     write_atomic(path, json.dumps(found, indent=2).encode())
-
-
-def key(loss: str, seed: int, settings: Mapping[str, Any] | None) -> tuple[str, int, str]:
-    """What makes a run: settings of a training, None for the test."""
-    return loss, seed, json.dumps(settings, sort_keys=True)
-
-
-def key_of(run: Run) -> tuple[str, int, str]:
-    """What tells a run from all others of its comparison."""
-    return key(run.loss, run.seed, run.settings if run.stage == "tuning" else None)

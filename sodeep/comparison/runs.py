@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from sodeep._core.checks import describe, user_path
-from sodeep.comparison.compare import key_of
 from sodeep.tasks import TASKS
 
 
@@ -126,3 +126,13 @@ def _parsed(line: bytes) -> Run | None:
         return Run.from_json(line.decode())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
+
+
+def key(loss: str, seed: int, settings: Mapping[str, Any] | None) -> tuple[str, int, str]:
+    """What makes a run: settings of a training, None for the test."""
+    return loss, seed, json.dumps(settings, sort_keys=True)
+
+
+def key_of(run: Run) -> tuple[str, int, str]:
+    """What tells a run from all others of its comparison."""
+    return key(run.loss, run.seed, run.settings if run.stage == "tuning" else None)

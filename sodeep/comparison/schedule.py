@@ -24,9 +24,8 @@ import torch
 
 from sodeep._core.files import write_atomic
 from sodeep._core.signals import stop_signals
-from sodeep.comparison.compare import ComparisonStopped, key, key_of
 from sodeep.comparison.losses_by_name import loss_by_name
-from sodeep.comparison.runs import Run, _parsed, read_runs
+from sodeep.comparison.runs import Run, _parsed, key, key_of, read_runs
 from sodeep.comparison.train import VALIDATIONS, Job, Training, failed_test, load_task, train
 
 
@@ -303,3 +302,16 @@ def end_with(parent: Connection) -> None:
     """End this process when `parent` does."""
     parent.poll(None)  # nothing is ever sent: until the other end is closed, by the parent or by its death
     os._exit(1)
+
+
+class ComparisonStopped(RuntimeError):  # noqa: N818  # as KeyboardInterrupt, it is not an error of the caller
+    """A comparison that ended before it was done; what was done is kept.
+
+    Attributes:
+        signum: the signal that ended it, SIGINT (Ctrl-C), SIGTERM or SIGHUP; 0: a worker process died, or a file
+            could not be read or written.
+    """
+
+    def __init__(self, message: str, signum: int = 0) -> None:
+        super().__init__(message)
+        self.signum = signum

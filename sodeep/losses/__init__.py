@@ -38,83 +38,67 @@ Example:
     0.6667 over 1 of 2 queries
 """
 
-from sodeep.losses._base import ListStats, UndefinedListWarning
-from sodeep.losses.asp import ASPLoss, asp_loss
-from sodeep.losses.contrastive import ContrastiveLoss, TripletLoss, contrastive_loss, triplet_loss
-from sodeep.losses.embedding import CrossModalLoss, EmbeddingLoss
-from sodeep.losses.histogram import HistogramLoss, histogram_loss
-from sodeep.losses.memory import EmbeddingMemory
-from sodeep.losses.multi_similarity import (
-    BinLiftedLoss,
-    BinomialDevianceLoss,
-    LiftedStructureLoss,
-    MultiSimilarityLoss,
-    bin_lifted_loss,
-    binomial_deviance_loss,
-    lifted_structure_loss,
-    multi_similarity_loss,
+import types as _types
+import typing as _typing
+
+from sodeep.losses._base import ListStats as ListStats, UndefinedListWarning as UndefinedListWarning
+from sodeep.losses.asp import ASPLoss as ASPLoss, asp_loss as asp_loss
+from sodeep.losses.contrastive import (
+    ContrastiveLoss as ContrastiveLoss,
+    TripletLoss as TripletLoss,
+    contrastive_loss as contrastive_loss,
+    triplet_loss as triplet_loss,
 )
-from sodeep.losses.nt_xent import NCALoss, NPairsLoss, NTXentLoss, n_pairs_loss, nca_loss, nt_xent_loss
-from sodeep.losses.pair_weights import ContributingPairs, contributing_pairs, pair_weights
-from sodeep.losses.quantized_ap import FastAPLoss, QuantizedAPLoss, fast_ap_loss, quantized_ap_loss
-from sodeep.losses.rank import MAPLoss, RecallLoss, SpearmanLoss, SpearmanStats, map_loss, recall_loss, spearman_loss
-from sodeep.losses.similarity import pairwise_scores
+from sodeep.losses.embedding import CrossModalLoss as CrossModalLoss, EmbeddingLoss as EmbeddingLoss
+from sodeep.losses.histogram import HistogramLoss as HistogramLoss, histogram_loss as histogram_loss
+from sodeep.losses.memory import EmbeddingMemory as EmbeddingMemory
+from sodeep.losses.multi_similarity import (
+    BinLiftedLoss as BinLiftedLoss,
+    BinomialDevianceLoss as BinomialDevianceLoss,
+    LiftedStructureLoss as LiftedStructureLoss,
+    MultiSimilarityLoss as MultiSimilarityLoss,
+    bin_lifted_loss as bin_lifted_loss,
+    binomial_deviance_loss as binomial_deviance_loss,
+    lifted_structure_loss as lifted_structure_loss,
+    multi_similarity_loss as multi_similarity_loss,
+)
+from sodeep.losses.nt_xent import (
+    NCALoss as NCALoss,
+    NPairsLoss as NPairsLoss,
+    NTXentLoss as NTXentLoss,
+    n_pairs_loss as n_pairs_loss,
+    nca_loss as nca_loss,
+    nt_xent_loss as nt_xent_loss,
+)
+from sodeep.losses.pair_weights import (
+    ContributingPairs as ContributingPairs,
+    contributing_pairs as contributing_pairs,
+    pair_weights as pair_weights,
+)
+from sodeep.losses.quantized_ap import (
+    FastAPLoss as FastAPLoss,
+    QuantizedAPLoss as QuantizedAPLoss,
+    fast_ap_loss as fast_ap_loss,
+    quantized_ap_loss as quantized_ap_loss,
+)
+from sodeep.losses.rank import (
+    MAPLoss as MAPLoss,
+    RecallLoss as RecallLoss,
+    SpearmanLoss as SpearmanLoss,
+    SpearmanStats as SpearmanStats,
+    map_loss as map_loss,
+    recall_loss as recall_loss,
+    spearman_loss as spearman_loss,
+)
+from sodeep.losses.similarity import pairwise_scores as pairwise_scores
 from sodeep.losses.smooth_ap import (
-    RecallAtKLoss,
-    SmoothAPLoss,
-    SupAPLoss,
-    recall_at_k_loss,
-    smooth_ap_loss,
-    sup_ap_loss,
+    RecallAtKLoss as RecallAtKLoss,
+    SmoothAPLoss as SmoothAPLoss,
+    SupAPLoss as SupAPLoss,
+    recall_at_k_loss as recall_at_k_loss,
+    smooth_ap_loss as smooth_ap_loss,
+    sup_ap_loss as sup_ap_loss,
 )
 
-__all__ = [
-    "ASPLoss",
-    "BinLiftedLoss",
-    "BinomialDevianceLoss",
-    "ContrastiveLoss",
-    "ContributingPairs",
-    "CrossModalLoss",
-    "EmbeddingLoss",
-    "EmbeddingMemory",
-    "FastAPLoss",
-    "HistogramLoss",
-    "LiftedStructureLoss",
-    "ListStats",
-    "MAPLoss",
-    "MultiSimilarityLoss",
-    "NCALoss",
-    "NPairsLoss",
-    "NTXentLoss",
-    "QuantizedAPLoss",
-    "RecallAtKLoss",
-    "RecallLoss",
-    "SmoothAPLoss",
-    "SpearmanLoss",
-    "SpearmanStats",
-    "SupAPLoss",
-    "TripletLoss",
-    "UndefinedListWarning",
-    "asp_loss",
-    "bin_lifted_loss",
-    "binomial_deviance_loss",
-    "contrastive_loss",
-    "contributing_pairs",
-    "fast_ap_loss",
-    "histogram_loss",
-    "lifted_structure_loss",
-    "map_loss",
-    "multi_similarity_loss",
-    "n_pairs_loss",
-    "nca_loss",
-    "nt_xent_loss",
-    "pair_weights",
-    "pairwise_scores",
-    "quantized_ap_loss",
-    "recall_at_k_loss",
-    "recall_loss",
-    "smooth_ap_loss",
-    "spearman_loss",
-    "sup_ap_loss",
-    "triplet_loss",
-]
+if not _typing.TYPE_CHECKING:  # which go by the imports
+    __all__ = sorted(k for k, value in globals().items() if k[0] != "_" and not isinstance(value, _types.ModuleType))

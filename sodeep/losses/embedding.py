@@ -29,7 +29,7 @@ from sodeep._core.checks import (
 )
 from sodeep._core.labels import as_labels, label_tensor, same_label
 from sodeep._core.precision import full_precision
-from sodeep.gather import gather as gather_rows
+from sodeep.distributed import gather as gather_rows
 from sodeep.losses._base import LossModule, reduce_defined
 from sodeep.losses.memory import NO_ID, EmbeddingMemory, as_ids
 from sodeep.losses.similarity import (

@@ -27,10 +27,12 @@ it says so in `Sorter.any_length`, and if it is best trained in another way than
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from sodeep._core.checks import check_choice
-from sodeep.sorters.base import Sorter, check_options
+from sodeep.sorters.base import Recipe as Recipe, Sorter as Sorter
 from sodeep.sorters.published import (
     CNNSorter,
     EndSorter,
@@ -79,3 +81,10 @@ def build_sorter(name: str, seq_len: int | None = None, **config: Any) -> Sorter
     check_choice(name, SORTERS, "name")
     check_options(name, config)
     return SORTERS[name](seq_len=seq_len, **config)
+
+
+def check_options(name: str, config: Mapping[str, Any]) -> None:
+    """ValueError for an option that the sorter does not have."""
+    options = list(inspect.signature(SORTERS[name]).parameters)
+    for option in config:
+        check_choice(option, options, f"config of the {name} sorter")

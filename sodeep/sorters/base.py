@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 
 from sodeep._core.checks import (
     check_at_least,
-    check_choice,
     check_finite,
     check_scores,
     check_where,
@@ -28,7 +26,6 @@ from sodeep._core.checks import (
 from sodeep._core.lists import masked_mean
 from sodeep._core.precision import full_precision, wide_dtype, working_dtype
 from sodeep.ranks import exact_rank, fill_by_length
-from sodeep.sorters import SORTERS
 from sodeep.sorters._frozen import FrozenWeights, unmark
 
 if TYPE_CHECKING:
@@ -448,13 +445,6 @@ class Sorter(nn.Module):
         """The options, for ``print(sorter)``."""
         options = ", ".join(f"{key}={value!r}" for key, value in self.config.items())
         return f"{options}, frozen={self._frozen}"
-
-
-def check_options(name: str, config: Mapping[str, Any]) -> None:
-    """ValueError for an option that the sorter does not have."""
-    options = list(inspect.signature(SORTERS[name]).parameters)
-    for option in config:
-        check_choice(option, options, f"config of the {name} sorter")
 
 
 def need_seq_len(name: str, seq_len: int | None, otherwise: str = "or use a length-free sorter such as 'set'") -> int:

@@ -22,10 +22,8 @@ from sodeep._core.checks import (
     with_remedy,
 )
 from sodeep.generators import DEFAULT, USER, check_mixture
-from sodeep.sorters import SORTERS
-from sodeep.sorters.base import check_options
+from sodeep.sorters import SORTERS, check_options
 from sodeep.training.objective import GRADIENT_TAU, VALUE_LOSSES
-from sodeep.training.run import device_of
 
 LENGTHS = (2, 1000)
 """Shortest and longest list of a length-free sorter unless told otherwise."""
@@ -213,3 +211,8 @@ def plain_json(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         raise TypeError(f"`{name}` must hold plain JSON values, got {describe(values)}: {error}.") from None
     return read_back
+
+
+def device_of(name: str) -> torch.device:
+    """The device of that name; "auto" is a GPU if there is one."""
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)

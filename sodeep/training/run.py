@@ -22,9 +22,8 @@ from sodeep.generators import USER, draw, draw_length, read_scores_file
 from sodeep.ranks import exact_rank
 from sodeep.sorters import build_sorter
 from sodeep.sorters.base import Sorter
-from sodeep.training.config import ResolvedConfig
+from sodeep.training.config import ResolvedConfig, device_of
 from sodeep.training.objective import sorter_loss
-from sodeep.training.train import _MOMENTS, _STATE_KEY
 
 VALIDATION_SEED = 2019
 """The validation lists depend on the config's distributions and lengths alone, so that runs of any seed compare."""
@@ -34,6 +33,10 @@ LONGEST_MEASURED = 10_000
 
 STATISTICS_BATCHES = 64
 """Batches over which the statistics of batch norms are taken for a validation."""
+
+
+STATE_KEY = "sodeep_run"
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # of Adam
 
 
 @dataclass
@@ -279,7 +282,7 @@ class Run:
             "log_dir": self.log_dir,
             "history": self.history,
         }
-        write_atomic(path, seal(self._tensors(self.optimizer.state), _STATE_KEY, header))
+        write_atomic(path, seal(self._tensors(self.optimizer.state), STATE_KEY, header))
 
     def restore(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
         """Put back what `save_state` wrote.
@@ -306,7 +309,7 @@ class Run:
         self._put(under(tensors, "sorter/"))
         self.best, self.average = under(tensors, "best/"), under(tensors, "average/")
         for name, parameter in moved.items():
-            self.optimizer.state[parameter] = {key: tensors[f"optimizer/{key}/{name}"] for key in _MOMENTS}
+            self.optimizer.state[parameter] = {key: tensors[f"optimizer/{key}/{name}"] for key in MOMENTS}
         self.step, self.best_objective = header["step"], header["best_objective"]
         self.earlier_seconds = header["seconds"]
         self.first, self.history = header["first"], list(header["history"])
@@ -383,11 +386,6 @@ class Run:
 def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The tensors whose names start with `prefix`, without it."""
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-
-
-def device_of(name: str) -> torch.device:
-    """The device of that name; "auto" is a GPU if there is one."""
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
 
 @contextlib.contextmanager

@@ -24,9 +24,9 @@ from sodeep._core.sealed import DamagedError, check_header, check_tensors, parse
 from sodeep._core.signals import stop_signals
 from sodeep.checkpoint.format import listed, misfits, save_sorter
 from sodeep.sorters import build_sorter
-from sodeep.training.config import ResolvedConfig, TrainConfig
+from sodeep.training.config import ResolvedConfig, TrainConfig, device_of
 from sodeep.training.log import Log
-from sodeep.training.run import Run, TrainResult, device_of, matmul_precision, under
+from sodeep.training.run import STATE_KEY, Run, TrainResult, matmul_precision, under
 
 
 class TrainingInterrupted(KeyboardInterrupt):
@@ -150,8 +150,6 @@ def saved_config(out: str | os.PathLike[str]) -> ResolvedConfig:
     return _config_of(_read_state(state_path(path))[1])
 
 
-_STATE_KEY = "sodeep_run"
-
 _STATE_FIELDS: dict[str, type | tuple[type, ...]] = {
     "config": dict,
     "step": int,
@@ -163,8 +161,6 @@ _STATE_FIELDS: dict[str, type | tuple[type, ...]] = {
     "checksum": str,
     "sha256": str,
 }
-
-_MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # of Adam
 
 
 @contextlib.contextmanager
@@ -213,7 +209,7 @@ def _check_free(path: Path, resume: bool, overwrite: bool) -> None:
 def _read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     data = path.read_bytes()
     try:
-        header = parse_header(data, len(data), _STATE_KEY)
+        header = parse_header(data, len(data), STATE_KEY)
         check_header(data, header, _STATE_FIELDS)
         tensors = check_tensors(data, header["sha256"])
         config = _config_of(header)
