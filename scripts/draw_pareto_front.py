@@ -168,12 +168,12 @@ def draw_lists(kind: str, size: Size) -> Lists:
     normal, goal = (torch.randn(size.cosines, size.n, generator=generator) for _ in range(2))
     target = exact_rank(goal)
     if kind == ORDINARY:
-        errors, start, scores = lists(sodeep.SODEEP2019, size.errors), None, normal
+        errors, init, scores = lists(sodeep.SODEEP2019, size.errors), None, normal
     else:
         errors = lists({kind: 1}, size.errors)
         init = scale_by_quartiles(lists({kind: 1}, max(1, size.optimized // len(MULTI_SCALE)), seed=1))
         scores = lists({kind: 1}, size.cosines, seed=1)
-    return Lists(errors, start, scores, target, smoothed_gradient(scores, target))
+    return Lists(errors, init, scores, target, smoothed_gradient(scores, target))
 
 
 def measure(points: Sequence[Point], sizes: Sequence[Size], echo: Callable[[str], object] = lambda _: None) -> None:

@@ -169,7 +169,7 @@ def optimization_score(
 
 
 def scale_by_quartiles(scores: Tensor) -> Tensor:
-    """Each list shifted and scaled to the median and the interquartile range of N(0, 1): a start for `optimization_score`.
+    """Each list shifted and scaled to the median and the interquartile range of N(0, 1), for `optimization_score`.
 
     A climb moves a score by about `lr` a step, so the scale of a list decides how long it stays what it was. The
     standard deviation is a poor measure of that scale where a list has no single one: of a heavy-tailed list it is that
@@ -335,7 +335,8 @@ def evaluate(
         on_progress: called now and then with the share of the work that is done.
 
     Returns:
-        `RankFunctionReport`: `errors` {length: mean |rank error| / n on the mixture}, `by_distribution` {name: the same at n},
+        `RankFunctionReport`: `errors` {length: mean |rank error| / n on the mixture}, `by_distribution` {name: the
+        same at n},
         `inversions`, `agreement` with the smoothed exact gradient, `zero_gradient` and `bad_gradient` shares,
         `optimization_score` {steps: Spearman}, `latency_ms` of forward + backward at (256, n).
     """

@@ -1,15 +1,15 @@
 """Losses side by side: the same task, features, batches, steps and tuning budget for each, several seeds, the spread.
 
-For every seed and loss the four settings of the loss's grid (`sodeep.comparison.losses_by_name`) are trained; the one that is
-best on the validation split is tested, once, on the test split. A seed fixes the split (where the data have none), the
-first weights, the batches and the dropout, the same for all losses: the losses of a seed differ in nothing else, and
-their differences to a baseline are paired.
+For every seed and loss the four settings of the loss's grid (`sodeep.comparison.losses_by_name`) are trained; the one
+that is best on the validation split is tested, once, on the test split. A seed fixes the split (where the data have
+none), the initialisation, the batches and the dropout, the same for all losses: the losses of a seed differ in nothing
+else, and their differences to a baseline are paired.
 
 A `Run` is one training, or the test of the best of them. Runs are kept in a folder:
 
 * ``comparison.json``: what is compared, and checksums of data and sorters, so that nothing else is mixed in.
 * ``runs.jsonl``: one run a line (`Run.to_json`), appended when it is done. A line that was cut off is not read.
-* ``details/*.npz``: arrays for pictures of the tested runs; `Run.details` names the file, relative to the folder.
+* ``details/*.npz``: arrays for figures of the tested runs; `Run.details` names the file, relative to the folder.
 
 Started again on the same folder, a comparison goes on with what is missing: what was not begun, what failed for reasons
 outside its loss, and what was in damaged lines of ``runs.jsonl`` (these go to ``damaged.jsonl``). If the grid of a loss
@@ -73,7 +73,7 @@ def compare(
 
     Args:
         task: name in `sodeep.tasks.TASKS`.
-        losses: names of losses, as `sodeep.comparison.losses_by_name` reads them. None: those of the task that the data have all
+        losses: names of losses (`sodeep.comparison.losses_by_name`). None: those of the task that the data have all
             for.
         out: folder of the comparison, made if need be. Runs found in it are not repeated; further losses and seeds may
             be added.

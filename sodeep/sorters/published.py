@@ -103,7 +103,8 @@ class LSTMSorter(RecurrentSorter):
         seq_len: the length of list. None, with the item or the sum head: any.
         head, hidden, layers, normalize: see `RecurrentSorter`.
         init: initial weights. "counting": those with which the network is a soft rank already, each cell a counter of
-            the items above a threshold (`sodeep.sorters._init_lstm`). A count says the rank in a list of known length: without
+            the items above a threshold (`sodeep.sorters._init_lstm`). A count says the rank in a list of known
+            length: without
             `seq_len`, with the sum head, and with fewer than 8 units, they are random all the same. "random": as
             published.
     """

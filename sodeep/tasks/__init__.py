@@ -8,11 +8,9 @@ A task is data, a small encoder, a step that applies a loss, and exact evaluatio
 * ``multi-label``: every label ranks the examples, judged by mean average precision.
 * ``toy``: points of two classes and a linear scorer, beside a linear support vector machine.
 
-Where things are: `Task`, `TaskMetrics`, `Layout` and the four kinds of data (`RetrievalData`, ...) are in
-`sodeep.tasks.base`, one task in each module beside it, losses by name in `sodeep.comparison.losses_by_name`, data sets as they
-lie on disk in `sodeep.tasks.layouts`, the small sets to begin with in `sodeep.datasets.generated`. `sodeep.compare` trains
-the tasks with losses and keeps one `sodeep.comparison.runs.Run` for each training; `sodeep.report` makes tables and figures of
-them. A further task is a subclass of `Task` in a module of its own, and a line in `TASKS`.
+`Task` and `TaskMetrics` are in `sodeep.tasks.base`, one task in each module beside it; the data, their readers and the
+small sets to begin with in `sodeep.datasets`. `sodeep.comparison` trains the tasks with losses. A further task is a
+subclass of `Task` in a module of its own, and a line in `TASKS`.
 
 >>> task = TASKS["memorability"].load(seed=0)  # no data given: a small embedded set
 >>> task.data_name
