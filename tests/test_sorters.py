@@ -326,7 +326,7 @@ def test_lstm_starts_as_published_when_told_so() -> None:
     torch.testing.assert_close(random.rnn.state_dict(), published.state_dict(), rtol=0, atol=0)
     counting = build_sorter("lstm", 5, hidden=8)
     assert [tuple(t.shape) for t in counting.parameters()] == [tuple(t.shape) for t in random.parameters()]
-    message = "^`start` must be one of counting, random, got 'sorted'.$"
+    message = "^`init` must be one of counting, random, got 'sorted'.$"
     with pytest.raises(ValueError, match=message):
         build_sorter("lstm", 5, init="sorted")
 
@@ -377,7 +377,7 @@ def test_cnn_starts_as_published_when_told_so() -> None:
     torch.manual_seed(0)
     build_sorter("cnn", 40, init="random")
     torch.testing.assert_close(torch.rand(()), drawn, rtol=0, atol=0)
-    with pytest.raises(ValueError, match=r"^`start` must be one of comparing, random, got 'sorted'.$"):
+    with pytest.raises(ValueError, match=r"^`init` must be one of comparing, random, got 'sorted'.$"):
         build_sorter("cnn", 40, init="sorted")
 
 
@@ -387,7 +387,7 @@ def test_a_narrow_cnn_cannot_compare() -> None:
 
     assert Narrow(40, init="random")(normal(2, 40)).shape == (2, 40)
     with pytest.raises(
-        ValueError, match="`start` must be 'random' where a convolution has fewer than 32 channels, got 16"
+        ValueError, match="`init` must be 'random' where a convolution has fewer than 32 channels, got 16"
     ):
         Narrow(40)
 
@@ -836,7 +836,7 @@ def test_sorter_on_another_device_is_an_error() -> None:
         (
             "lstm",
             {"hiden": 3},
-            "`config of the lstm sorter` must be one of seq_len, head, hidden, layers, normalize, start, got 'hiden'.",
+            "`config of the lstm sorter` must be one of seq_len, head, hidden, layers, normalize, init, got 'hiden'.",
         ),
         (
             "lstm",
