@@ -296,7 +296,7 @@ def test_both_heads_read_the_counts_alike() -> None:
 
 def test_only_an_item_head_that_counts_is_tied_to_a_length() -> None:
     counting = build_sorter("lstm", 20, head="item", hidden=8)
-    assert (counting.seq_len, counting.config["seq_len"], counting.config["start"]) == (20, 20, "counting")
+    assert (counting.seq_len, counting.config["seq_len"], counting.config["init"]) == (20, 20, "counting")
     message = (
         "`scores` must have lists of 20 items, the length this lstm sorter was built for, got 19 real items. Leave a "
         "shorter last batch out (drop_last=True), use a length-free sorter such as 'set', or train one: "
@@ -314,7 +314,7 @@ def test_only_an_item_head_that_counts_is_tied_to_a_length() -> None:
     for case, sorter in free.items():
         assert sorter.seq_len is None, case
         assert sorter.config["seq_len"] is None, case
-        assert sorter.config.get("start", "random") == "random", case
+        assert sorter.config.get("init", "random") == "random", case
         assert sorter(normal(2, 19)).shape == (2, 19), case
 
 
