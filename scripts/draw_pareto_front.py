@@ -15,7 +15,6 @@ import importlib.util
 import io
 import math
 import os
-import platform
 import shlex
 import sys
 import time
@@ -30,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import click
 import numpy as np
 import torch
+from _machine import cpu
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -207,7 +207,7 @@ def figures(rank_fn: RankFunction, size: Size, on: Lists) -> Figures:
 # ---- comparing -------------------------------------------------------------------------------------------------------
 
 
-class Rival(NamedTuple):
+class Interpolated(NamedTuple):
     """A single-tau rank at a sharpness between two measured ones."""
 
     name: str
@@ -219,7 +219,7 @@ def curves(points: Sequence[Point], kind: str, n: int) -> dict[str, list[Figures
     return {family: [p.figures[kind, n] for p in points if p.family == family] for family in SINGLE_TAU}
 
 
-def between(family: str, curve: Sequence[Figures], place: float) -> Rival:
+def between(family: str, curve: Sequence[Figures], place: float) -> Interpolated:
     """The rank at a fractional index of its settings; errors and tau are interpolated on a logarithmic scale."""
 
     def at(column: Sequence[float]) -> float:
@@ -227,27 +227,27 @@ def between(family: str, curve: Sequence[Figures], place: float) -> Rival:
 
     error, *others = zip(*curve, strict=True)
     spread = math.exp(at(np.log(SPREADS[: len(curve)]).tolist()))
-    return Rival(f"{family} std/{spread:.1f}", Figures(math.exp(at(np.log(error).tolist())), *map(at, others)))
+    return Interpolated(f"{family} std/{spread:.1f}", Figures(math.exp(at(np.log(error).tolist())), *map(at, others)))
 
 
-def at_equal_score(points: Sequence[Point], kind: str, n: int, score: float) -> Rival | None:
+def at_equal_score(points: Sequence[Point], kind: str, n: int, score: float) -> Interpolated | None:
     """The single-tau rank of the smallest error among those whose score after 30 steps is as high, if any is."""
     able = []
     for family, curve in curves(points, kind, n).items():
         scores = [figures.score_30 for figures in curve]
         enough = [place for place, value in enumerate(scores) if value >= score]
         able += [between(family, curve, place) for place in [*enough, *crossings(scores, score)]]
-    return min(able, key=lambda rival: rival.figures.error, default=None)
+    return min(able, key=lambda rank: rank.figures.error, default=None)
 
 
-def at_equal_error(points: Sequence[Point], kind: str, n: int, error: float) -> Rival | None:
+def at_equal_error(points: Sequence[Point], kind: str, n: int, error: float) -> Interpolated | None:
     """The single-tau rank of the highest score after 30 steps among those of at most this error, if any has it."""
     able = []
     for family, curve in curves(points, kind, n).items():
         errors = [math.log(figures.error) for figures in curve]
         enough = [place for place, value in enumerate(errors) if value <= math.log(error)]
         able += [between(family, curve, place) for place in [*enough, *crossings(errors, math.log(error))]]
-    return max(able, key=lambda rival: rival.figures.score_30, default=None)
+    return max(able, key=lambda rank: rank.figures.score_30, default=None)
 
 
 # ---- the figure ------------------------------------------------------------------------------------------------------
@@ -371,7 +371,7 @@ The best of `laplace_rank` and `sigmoid_rank` at any one tau (interpolated betwe
 optimisation score after 30 steps, and with the same error. *ratio* is the error of the sorter over that of the
 handcrafted rank at equal score: below 1 the sorter is better.
 
-{_rivals(points, sizes)}
+{_comparison(points, sizes)}
 """
 
 
@@ -400,9 +400,9 @@ def _sentences(points: Sequence[Point], n: int) -> str:
 
 def _sentence(points: Sequence[Point], sorter: Point, n: int) -> str:
     def ratio(kind: str) -> str:
-        own = sorter.figures[kind, n]
-        rival = at_equal_score(points, kind, n, own.score_30)
-        return "undefined (none has that score)" if rival is None else f"{own.error / rival.figures.error:.2f}"
+        measured = sorter.figures[kind, n]
+        rank = at_equal_score(points, kind, n, measured.score_30)
+        return "undefined (none has that score)" if rank is None else f"{measured.error / rank.figures.error:.2f}"
 
     each = ", ".join(f"{kind} {ratio(kind)}" for kind in MULTI_SCALE)
     return (
@@ -411,24 +411,24 @@ def _sentence(points: Sequence[Point], sorter: Point, n: int) -> str:
     )
 
 
-def _rivals(points: Sequence[Point], sizes: Sequence[Size]) -> str:
+def _comparison(points: Sequence[Point], sizes: Sequence[Size]) -> str:
     scores = ["score 30", "score 100"]
     head = ["sorter", "n", "lists", "error", *scores, "at equal score", "error", "ratio", "at equal error", *scores]
     rows = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for point in points:
         for size in sizes if point.family == "sorter" else ():
             for kind in (ORDINARY, MIXED, *MULTI_SCALE):
-                own = point.figures.get((kind, size.n))
-                if own is None:
+                measured = point.figures.get((kind, size.n))
+                if measured is None:
                     continue
-                as_good = at_equal_score(points, kind, size.n, own.score_30)
-                as_near = at_equal_error(points, kind, size.n, own.error)
-                cells = [point.setting, f"{size.n:,}", kind, *_decimals(own)[:3]]
+                as_good = at_equal_score(points, kind, size.n, measured.score_30)
+                as_near = at_equal_error(points, kind, size.n, measured.error)
+                cells = [point.setting, f"{size.n:,}", kind, *_decimals(measured)[:3]]
                 if as_good is None:
                     cells += ["none", "", ""]
                 else:
                     error = as_good.figures.error
-                    cells += [as_good.name, f"{error:.4f}", f"{own.error / error:.2f}"]
+                    cells += [as_good.name, f"{error:.4f}", f"{measured.error / error:.2f}"]
                 cells += ["none", "", ""] if as_near is None else [as_near.name, *_decimals(as_near.figures)[1:3]]
                 rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
@@ -452,13 +452,6 @@ def _decimals(figures: Figures) -> list[str]:
     return [f"{figures.error:.4f}", *(f"{value:.3f}" for value in figures[1:])]
 
 
-def machine() -> str:
-    """In words."""
-    info = Path("/proc/cpuinfo")
-    names = [line.split(": ")[1] for line in info.read_text().splitlines() if line.startswith("model name")]
-    return f"{len(names)} cores of {names[0]}" if names else platform.processor()
-
-
 @click.command(help=__doc__)
 @click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), default="docs", show_default=True, help="A folder.")
@@ -469,7 +462,7 @@ def main(files: Sequence[Path], out: Path) -> None:
     command = shlex.join(["scripts/draw_pareto_front.py", *map(str, files)])
     minutes = time.process_time() / 60
     made = (
-        f"Made by `{command}` in {minutes:.1f} min of processor time on {machine()}, 1 thread, "
+        f"Made by `{command}` in {minutes:.1f} min of processor time on {cpu()}, 1 thread, "
         f"torch {torch.__version__}, {datetime.date.today()}."
     )
     out.mkdir(exist_ok=True)

@@ -128,11 +128,11 @@ def test_settings_are_relative_to_the_list(front, name, generator):
         assert bool(rank_fn(torch.full((2, 5), 3.0)).isfinite().all())
 
 
-def test_a_rival_of_equal_score_is_interpolated(front):
+def test_a_rank_of_equal_score_is_interpolated(front):
     points = crafted(front, scores=[0.9, 0.8, 0.6], errors=[0.1, 0.01, 0.001])  # std/1, std/2, std/3.4
-    rival = front.at_equal_score(points, "clusters", 8, 0.7)
-    assert rival.name == f"laplace std/{math.sqrt(2 * 3.4):.1f}"
-    assert rival.figures == pytest.approx((math.sqrt(0.01 * 0.001), 0.7, 0.35, 0.9))
+    rank = front.at_equal_score(points, "clusters", 8, 0.7)
+    assert rank.name == f"laplace std/{math.sqrt(2 * 3.4):.1f}"
+    assert rank.figures == pytest.approx((math.sqrt(0.01 * 0.001), 0.7, 0.35, 0.9))
     assert front.at_equal_score(points, "clusters", 8, 0.95) is None
     assert (
         front.at_equal_score(points, "clusters", 8, 0.5).name == "laplace std/3.4"
@@ -140,11 +140,11 @@ def test_a_rival_of_equal_score_is_interpolated(front):
     assert front.at_equal_score(points, "clusters", 8, 0.9).figures.error == pytest.approx(0.1)
 
 
-def test_a_rival_of_equal_error_is_interpolated(front):
+def test_a_rank_of_equal_error_is_interpolated(front):
     points = crafted(front, scores=[0.9, 0.8, 0.6], errors=[0.1, 0.01, 0.001])
-    rival = front.at_equal_error(points, "ordinary", 8, math.sqrt(0.1 * 0.01))
-    assert rival.name == f"laplace std/{math.sqrt(2):.1f}"
-    assert rival.figures.score_30 == pytest.approx(0.85)
+    rank = front.at_equal_error(points, "ordinary", 8, math.sqrt(0.1 * 0.01))
+    assert rank.name == f"laplace std/{math.sqrt(2):.1f}"
+    assert rank.figures.score_30 == pytest.approx(0.85)
     assert front.at_equal_error(points, "ordinary", 8, 0.0005) is None
     assert front.at_equal_error(points, "ordinary", 8, 0.5).name == "laplace std/1.0"
 

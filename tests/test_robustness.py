@@ -94,9 +94,9 @@ def test_a_child_that_dies_is_a_fault_and_the_next_goes_on(fuzz, tmp_path, monke
         return read(path, folder) if path.read_bytes() == b"2" else None
 
     monkeypatch.setattr(fuzz, "SECONDS", 0.2)
-    monkeypatch.setitem(fuzz.KINDS, "text", (None, read_second, None))
+    monkeypatch.setitem(fuzz.FORMATS, "text", (None, read_second, None))
 
-    def make(kind, number, seed, temporary, goods):
+    def make(name, number, seed, temporary, goods):
         folder = tmp_path / str(number)
         folder.mkdir()
         (folder / "x").write_text(str(number))
