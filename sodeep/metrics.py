@@ -54,7 +54,7 @@ from sodeep._core.checks import (
     describe,
     readable,
 )
-from sodeep._core.lists import as_relevance, check_target, of_one_item, prepare, warn_of_outputs
+from sodeep._core.lists import as_relevance, check_lists, check_target, one_item_hint, warn_if_outputs_last
 from sodeep._core.precision import full_precision, wide_dtype, working_dtype
 from sodeep._core.sort import ascending, ordered_floats
 from sodeep.ranks import exact_rank
@@ -93,7 +93,7 @@ def spearman_corr(
 
     needs = "two items with different scores and different targets"
     found = _compare_orders(pearson_of_ranks, "spearman_corr", "target", needs, scores, target, where, chunk_size)
-    warn_of_outputs(scores, where, "spearman_corr", stacklevel=4)
+    warn_if_outputs_last(scores, where, "spearman_corr", stacklevel=4)
     return found
 
 
@@ -494,7 +494,7 @@ def _finish(values: Tensor, name: str, needs: str, scores: Tensor, other: str = 
     """One warning for the undefined lists; the batch shape and dtype of `scores`."""
     if readable(values) and (undefined := int(values.isnan().sum())):
         warnings.warn(
-            f"{name} is NaN for {undefined} of {len(values)} lists: a list needs {needs}{of_one_item(scores, other)}.",
+            f"{name} is NaN for {undefined} of {len(values)} lists: a list needs {needs}{one_item_hint(scores, other)}.",
             UndefinedMetricWarning,
             stacklevel=5,  # the caller of the metric: this, its helper, the metric and its decorator are in between
         )
@@ -510,7 +510,7 @@ def _per_query(
     chunk_size: int | None,
 ) -> Tensor:
     """Check, order the items of each list, and apply `metric`; NaN comes from 0 relevant items as 0 / 0."""
-    lists = prepare(scores, relevant, where)
+    lists = check_lists(scores, relevant, where)
 
     def evaluate(values: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
         order = _Order.of(values, positive, positive | negative)
