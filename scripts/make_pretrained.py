@@ -129,12 +129,13 @@ def origin_row(name: str, card: Mapping[str, Any]) -> list[str]:
 def readme(cards: Mapping[str, dict[str, Any]]) -> str:
     """pretrained/README.md from the cards."""
     results = [[evaluation.RankFunctionReport.from_dict(r) for r in card["results"]] for card in cards.values()]
-    sorters = [own for own, *_ in results]
+    sorters = [sorter for sorter, *_ in results]
     # every card has the same handcrafted rank functions; those measured at the most lengths are shown
     baselines = max((others for _, *others in results), key=lambda others: len(others[-1].errors))
     lengths = sorted({n for r in (*sorters, *baselines) for n in r.errors})
-    as_good = {rival.name for rival in map(evaluation.comparable_rank, results) if rival}
-    rivals = [r for r in baselines if r.name in {f"laplace std/{6.8:g}", *as_good}]
+    comparable = [evaluation.comparable_rank(sorter, others) for sorter, *others in results]
+    shown = {f"laplace std/{6.8:g}", *(r.name for r in comparable if r)}
+    handcrafted = [r for r in baselines if r.name in shown]
     scores = [f"score {steps}" for steps in sorters[0].optimization_score]
     head = [*(f"n = {n:,}" for n in lengths), *scores, "cosine", "inverted", "zero", "not finite", "ms"]
     origin = ["file", "length", "weights", "KiB", "steps", "seed", "made by", "in", "on"]
@@ -175,7 +176,7 @@ default.
 Mean |rank error| / n at n = 100; lists marked * are multi-scale. The handcrafted rank functions are the default, and
 for each sorter the one of smallest error among those whose optimisation score is at least as high.
 
-{table(["distribution", *(r.name for r in (*sorters, *rivals))], by_distribution([*sorters, *rivals]))}
+{table(["distribution", *(r.name for r in (*sorters, *handcrafted))], by_distribution([*sorters, *handcrafted]))}
 """
 
 

@@ -299,7 +299,7 @@ def test_only_an_item_head_that_counts_is_tied_to_a_length() -> None:
     assert (counting.seq_len, counting.config["seq_len"], counting.config["start"]) == (20, 20, "counting")
     message = (
         "`scores` must have lists of 20 items, the length this lstm sorter was built for, got 19 real items. Leave a "
-        "shorter last batch out (drop_last=True), use a length-free sorter such as 'set', or train one: "
+        "shorter last batch out (drop_last=True), use a sorter for any length such as 'set', or train one: "
         "sodeep train-sorter --sorter lstm --seq-len 19"
     )
     with pytest.raises(ValueError, match=whole(message)):
@@ -734,7 +734,7 @@ def test_without_a_measurement_the_lengths_trained_on_are_the_known_ones() -> No
 def test_another_length_is_an_error(name: str) -> None:
     message = (
         f"`scores` must have lists of 40 items, the length this {name} sorter was built for, got 39 real items. Leave "
-        "a shorter last batch out (drop_last=True), use a length-free sorter such as 'set', or train one: "
+        "a shorter last batch out (drop_last=True), use a sorter for any length such as 'set', or train one: "
         f"sodeep train-sorter --sorter {name} --seq-len 39"
     )
     sorter = small_sorter(name)
@@ -773,7 +773,7 @@ def test_a_length_that_cannot_be_trained_for_is_not_advised(name: str, shortest:
     sorter = build_sorter(name, 40)
     message = (
         f"`scores` must have lists of 40 items, the length this {name} sorter was built for, got {shortest - 1} real "
-        "items. Leave a shorter last batch out (drop_last=True), use a length-free sorter such as 'set'."
+        "items. Leave a shorter last batch out (drop_last=True), use a sorter for any length such as 'set'."
     )
     with pytest.raises(ValueError, match=whole(message)):
         sorter(normal(2, shortest - 1))
@@ -841,14 +841,14 @@ def test_sorter_on_another_device_is_an_error() -> None:
         (
             "lstm",
             {},
-            "`seq_len` must be given for the lstm sorter, which is tied to one length of list, got None. "
+            "`seq_len` must be given for the lstm sorter, which has a fixed length of list, got None. "
             "Give it, for example seq_len=100, or head='item' for lists of any length.",
         ),
         (
             "mlp",
             {},
-            "`seq_len` must be given for the mlp sorter, which is tied to one length of list, got None. "
-            "Give it, for example seq_len=100, or use a length-free sorter such as 'set'.",
+            "`seq_len` must be given for the mlp sorter, which has a fixed length of list, got None. "
+            "Give it, for example seq_len=100, or use a sorter for any length such as 'set'.",
         ),
         ("lstm", {"seq_len": 0}, "`seq_len` must be a whole number of at least 1, got 0."),
         ("lstm", {"seq_len": 0, "head": "item"}, "`seq_len` must be a whole number of at least 1, got 0."),
@@ -864,7 +864,7 @@ def test_sorter_on_another_device_is_an_error() -> None:
             "cnn",
             {"seq_len": 36},
             "`seq_len` must be at least 37 for the cnn sorter, whose convolutions shorten the list by 36, got 36. "
-            "Use a length-free sorter such as 'set' for short lists.",
+            "Use a sorter for any length such as 'set' for short lists.",
         ),
     ],
 )

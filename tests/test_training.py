@@ -126,8 +126,8 @@ def test_recipe_fills_in_what_is_not_given():
         ),
         (
             {"sorter": "lstm", "lengths": (5, 50)},
-            "`lengths` must not be given for the lstm sorter, which is tied to one length of list, got (5, 50). "
-            "Give that as `seq_len`, or train a length-free sorter such as 'set'.",
+            "`lengths` must not be given for the lstm sorter, which has a fixed length of list, got (5, 50). "
+            "Give that as `seq_len`, or train a sorter for any length such as 'set'.",
         ),
         (
             {"seq_len": 20, "lengths": [5, 50]},
@@ -137,7 +137,7 @@ def test_recipe_fills_in_what_is_not_given():
         (
             {"sorter": "cnn", "seq_len": 20},
             "`seq_len` must be at least 37 for the cnn sorter, whose convolutions shorten the list by 36, got 20. "
-            "Use a length-free sorter such as 'set' for short lists.",
+            "Use a sorter for any length such as 'set' for short lists.",
         ),
         (
             {"device": "tpu9"},

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sodeep._core.checks import check_choice, readable
-from sodeep._core.lists import masked_mean, of_one_item
+from sodeep._core.lists import masked_mean, one_item_hint
 from sodeep._core.precision import full_precision
 from sodeep.ranks import drop_other_state
 
@@ -131,7 +131,7 @@ def reduce_defined(
     if readable(count) and int(count) == 0:
         outcome = "the loss is a constant 0 for this batch" if reduction == "mean" else "every value is NaN"
         warnings.warn(
-            f"0 of {defined.numel()} lists have {needs}{of_one_item(scores, other)}: {outcome}.",
+            f"0 of {defined.numel()} lists have {needs}{one_item_hint(scores, other)}: {outcome}.",
             UndefinedListWarning,
             stacklevel=5,  # the caller of the loss: this, the loss and its two wrappers are in between
         )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sodeep._core.checks import check_choice, check_number, check_positive, compiling, readable
-from sodeep._core.lists import Lists, masked_mean, prepare
+from sodeep._core.lists import Lists, check_lists, masked_mean
 from sodeep.losses._base import ListStats, Loss, loss_function, reduce_defined
 from sodeep.losses._sums import reduce_over_both
 
@@ -55,7 +55,7 @@ def contrastive_loss(
         >>> contrastive_loss(scores, relevant)  # [0.9 - 0.7] + [0.8 - 0.6]; the two others are far enough
         tensor(0.4000)
     """
-    lists = prepare(scores, relevant, where)
+    lists = check_lists(scores, relevant, where)
     s, positive, negative, _ = lists
     with torch.no_grad():  # once it is known which hinges are active, their means are linear in the scores
         near, far = negative & (s > negative_margin), positive & (s < positive_margin)
@@ -136,7 +136,7 @@ def triplet_loss(
         >>> triplet_loss(scores, relevant, mining="hard")  # 0.8 and 0.3 against 0.7
         tensor(0.3500)
     """
-    lists = prepare(scores, relevant, where)
+    lists = check_lists(scores, relevant, where)
     s, positive, negative, _ = lists
     if mining == "hard":
         lowest = torch.finfo(s.dtype).min / 4

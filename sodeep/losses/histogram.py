@@ -7,7 +7,7 @@ from functools import partial
 from torch import Tensor
 
 from sodeep._core.checks import check_at_least, check_number
-from sodeep._core.lists import prepare
+from sodeep._core.lists import check_lists
 from sodeep.losses._base import ListStats, Loss, check_range, loss_function, reduce_defined
 from sodeep.losses.multi_similarity import _check_mean
 
@@ -63,7 +63,7 @@ def histogram_loss(
         >>> histogram_loss(scores, ~relevant)
         tensor(1.)
     """
-    lists = prepare(scores, relevant, where)
+    lists = check_lists(scores, relevant, where)
     s, positive, negative, _ = lists
     place = ((s - low) * (num_bins / (high - low))).clamp(0, num_bins)
     node = place.detach().floor().clamp(max=num_bins - 1).nan_to_num(0.0)  # NaN goes on in its share, not as an index

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sodeep._core.checks import check_number, check_positive, describe
-from sodeep._core.lists import Lists, masked_mean, prepare
+from sodeep._core.lists import Lists, check_lists, masked_mean
 from sodeep.losses._base import ListStats, Loss, check_reduction, loss_function, optional, reduce_defined
 from sodeep.losses._sums import bound, logsumexp_of_sides, reduce_over_both, softplus
 
@@ -54,7 +54,7 @@ def lifted_structure_loss(
         >>> lifted_structure_loss(torch.tensor([[-0.5, -1.0]]), torch.tensor([[True, False]]))  # hinge 0.5 - 1 + 1
         tensor(0.5000)
     """
-    lists = prepare(scores, relevant, where)
+    lists = check_lists(scores, relevant, where)
     s, positive, negative, _ = lists
     of_p, of_n = logsumexp_of_sides(torch.where(positive, -s, s), positive, negative)
     values = torch.relu(of_p + of_n + margin)
@@ -125,7 +125,7 @@ def binomial_deviance_loss(
         >>> binomial_deviance_loss(torch.tensor([[0.5, 0.5]]), torch.tensor([[True, False]]))  # 2 log 2
         tensor(1.3863)
     """
-    lists = prepare(scores, relevant, where)
+    lists = check_lists(scores, relevant, where)
     _, positive, negative, _ = lists
     deviance = softplus(_exponent(lists, alpha, beta, base))
     values = masked_mean(deviance, positive) + masked_mean(deviance, negative)
@@ -192,7 +192,7 @@ def bin_lifted_loss(
         >>> bin_lifted_loss(torch.tensor([[0.5, 0.5]]), torch.tensor([[True, False]]))  # log 2 (1/4 + 1/100)
         tensor(0.1802)
     """
-    lists = prepare(scores, relevant, where)
+    lists = check_lists(scores, relevant, where)
     _, positive, negative, _ = lists
     x = _exponent(lists, alpha, beta, base)
     deviance = softplus(x)
@@ -272,7 +272,7 @@ def multi_similarity_loss(
         >>> multi_similarity_loss(scores, relevant)  # log 2 (1/2 + 1/50): 0.1 is too easy to be kept
         tensor(0.3604)
     """
-    lists = prepare(scores, relevant, where)
+    lists = check_lists(scores, relevant, where)
     s, positive, negative, _ = lists
     x = _exponent(lists, alpha, beta, base)
     if epsilon is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from sodeep._core.checks import check_positive
-from sodeep._core.lists import masked_mean, prepare
+from sodeep._core.lists import check_lists, masked_mean
 from sodeep.losses._base import ListStats, Loss, loss_function
 from sodeep.losses._sums import bound, log_ratio, logsumexp, reduce_over_both, softplus
 
@@ -49,7 +49,7 @@ def nt_xent_loss(
         >>> nt_xent_loss(scores, relevant, temperature=1.0)  # log(1 + 2 / e)
         tensor(0.5514)
     """
-    lists = prepare(scores, relevant, where)
+    lists = check_lists(scores, relevant, where)
     s = bound(lists.scores / temperature)
     below = softplus(logsumexp(s, lists.negative).unsqueeze(-1) - s)
     return reduce_over_both(masked_mean(below, lists.positive), lists, scores, reduction, return_stats)
@@ -156,7 +156,7 @@ def nca_loss(
         >>> nca_loss(torch.zeros(1, 4), torch.tensor([[True, False, False, False]]))  # log 4
         tensor(1.3863)
     """
-    lists = prepare(scores, relevant, where)
+    lists = check_lists(scores, relevant, where)
     s = lists.scores if temperature == 1 else bound(lists.scores / temperature)
     values = log_ratio(s, lists)  # log(1 + N/P): nothing cancels when the positives are far ahead
     return reduce_over_both(values, lists, scores, reduction, return_stats)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from sodeep._core.checks import check_at_least, check_bool, check_number
-from sodeep._core.lists import Lists, prepare
+from sodeep._core.lists import Lists, check_lists
 from sodeep.losses._base import ListStats, Loss, check_range, loss_function, reduce_defined
 from sodeep.losses._per_query import _opaque, chunk_elements, per_query
 
@@ -133,7 +133,7 @@ def quantized_ap_loss(
         >>> print(f"{loss:.4f}")
         0.7048
     """
-    lists = prepare(scores, relevant, where)
+    lists = check_lists(scores, relevant, where)
     items = _with_self(lists) if include_self else lists
     ap = per_query(_quantized_ap, items, num_bins, low, high)
     return reduce_defined(1 - ap, lists.positive.sum(1) > 0, scores, reduction, return_stats)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from sodeep._core.checks import check_at_least, check_choice, check_number
-from sodeep._core.lists import check_target, masked_mean, prepare, warn_of_outputs
+from sodeep._core.lists import check_lists, check_target, masked_mean, warn_if_outputs_last
 from sodeep._core.precision import working_dtype
 from sodeep._core.sort import ordered_floats
 from sodeep.losses._base import ListStats, Loss, loss_function, reduce_defined
@@ -101,7 +101,7 @@ def spearman_loss(
         tensor(0.2222)
     """
     x, y, order, real = _prepare_regression(scores, target, where)
-    warn_of_outputs(scores, where, "spearman_loss", stacklevel=5)
+    warn_if_outputs_last(scores, where, "spearman_loss", stacklevel=5)
     ranks = apply_rank_fn(rank_fn, x, where=None if where is None else real)
     n = real.sum(-1, keepdim=True).clamp(min=1)
     error = ((ranks.to(x.dtype) - exact_rank(order, where=real).to(x.dtype)) / n).square()
@@ -192,7 +192,7 @@ def map_loss(
         >>> map_loss(scores, relevant, rank_fn=exact_rank, form="rank_sum")  # (1/3 + 3/3) / 2
         tensor(0.6667)
     """
-    x, positive, negative, *_ = prepare(scores, relevant, where)
+    x, positive, negative, *_ = check_lists(scores, relevant, where)
     real = positive | negative
     ranks = apply_rank_fn(rank_fn, x, where=None if where is None else real)
     if form == "rank_sum":
@@ -261,7 +261,7 @@ def recall_loss(
         >>> recall_loss(scores, relevant, rank_fn=exact_rank)  # 0.2 + 2/4 - 1/4
         tensor(0.4500)
     """
-    x, positive, negative, *_ = prepare(scores, relevant, where)
+    x, positive, negative, *_ = check_lists(scores, relevant, where)
     real = positive | negative
     ranks = apply_rank_fn(rank_fn, x, where=None if where is None else real)
     ranks = ranks / real.sum(-1, keepdim=True).clamp(min=1)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from sodeep._core.checks import check_at_least, check_bool, check_number, check_positive, describe, is_whole
-from sodeep._core.lists import masked_mean, prepare
+from sodeep._core.lists import check_lists, masked_mean
 from sodeep.losses._base import ListStats, Loss, loss_function, optional, reduce_defined
 from sodeep.losses._per_query import _opaque, chunk_elements, per_query
 from sodeep.losses.quantized_ap import _with_self
@@ -179,7 +179,7 @@ def smooth_ap_loss(
         >>> bool(scores.grad[0] > 0)  # the irrelevant item should go down
         True
     """
-    lists = prepare(scores, relevant, where)
+    lists = check_lists(scores, relevant, where)
     items = _with_self(lists) if include_self else lists
     ap = per_query(_smooth_ap, items, tau)
     return reduce_defined(1 - ap, lists.positive.sum(1) > 0, scores, reduction, return_stats)
@@ -273,7 +273,7 @@ def sup_ap_loss(
     """
     if offset is None:
         offset = _sup_ap_offset(tau, delta)
-    lists = prepare(scores, relevant, where)
+    lists = check_lists(scores, relevant, where)
     items = _with_self(lists) if include_self else lists
     loss = 1 - per_query(_sup_ap, items, tau, rho, delta, offset)
     if calibration:
@@ -375,7 +375,7 @@ def recall_at_k_loss(
         0.8808 0.5000
     """
     ks = [k] if isinstance(k, int) else list(k)
-    lists = prepare(scores, relevant, where)
+    lists = check_lists(scores, relevant, where)
     recall = per_query(_recall_at_k, lists, ks, tau_rank, tau_k)
     return reduce_defined(1 - recall, lists.positive.sum(1) > 0, scores, reduction, return_stats)
 
