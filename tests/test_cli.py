@@ -35,8 +35,8 @@ def trained(run):
 def fails(result, message):
     assert result.exit_code != 0
     assert "Traceback" not in result.output
-    told = " ".join(result.output.split())
-    assert message in told, told
+    text = " ".join(result.output.split())
+    assert message in text, text
 
 
 def test_train_says_what_it_did(run, tmp_path):
@@ -228,8 +228,8 @@ def test_initial_weights_that_were_the_best_are_reported(run, monkeypatch):
 @pytest.mark.parametrize("command", [["train-sorter"], ["compare", "memorability"]])
 def test_a_device_that_is_not_there_is_one_line(run, command):
     result = run(*command, "--device", "cuda")
-    told = r"`device` must be one that PyTorch can compute on here, got 'cuda' \([^()]{,60}\)\. Use 'auto' or 'cpu'\."
-    assert re.fullmatch(f"Error: {told}\n", result.stderr)
+    text = r"`device` must be one that PyTorch can compute on here, got 'cuda' \([^()]{,60}\)\. Use 'auto' or 'cpu'\."
+    assert re.fullmatch(f"Error: {text}\n", result.stderr)
 
 
 def test_home_folder_in_every_path(run, tmp_path, monkeypatch):
@@ -269,8 +269,8 @@ def test_export_sorter(run, trained, tmp_path):
 
 
 def test_help_says_the_default_lengths(run):
-    told = " ".join(run("train-sorter", "--help").output.split())
-    assert "[default: {} {}]".format(*sodeep.training.config.LENGTHS) in told
+    text = " ".join(run("train-sorter", "--help").output.split())
+    assert "[default: {} {}]".format(*sodeep.training.config.LENGTHS) in text
 
 
 def test_version(run):
@@ -316,8 +316,8 @@ def test_scores_file_that_is_no_array(run, tmp_path):
     (tmp_path / "empty.npy").write_bytes(b"")
     header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (100000000000, 1000), }".ljust(117) + b"\n"
     (tmp_path / "huge.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
-    for name, told in (
+    for name, text in (
         ("empty.npy", "it is no npy array, or a damaged one ("),
         ("huge.npy", "it is truncated or damaged (0 bytes for an array of shape (100000000000, 1000) and type float32"),
     ):
-        fails(run("train-sorter", *TINY, "--scores-file", name), f"{name}: {told}")
+        fails(run("train-sorter", *TINY, "--scores-file", name), f"{name}: {text}")

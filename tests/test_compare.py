@@ -28,8 +28,7 @@ from sodeep import comparison
 from sodeep._core import progress
 from sodeep.cli import compare as compare_cli
 from sodeep.cli.group import main
-from sodeep.comparison import schedule, train
-from sodeep.comparison.compare import compare
+from sodeep.comparison import compare, schedule, train
 from sodeep.comparison.losses_by_name import RANKS, LossSpec, loss_by_name
 from sodeep.comparison.runs import Run, read_runs
 from sodeep.comparison.statistics import summarise

@@ -83,7 +83,7 @@ def test_its_config_can_be_trained_again(name, sorter):
 
 
 @every_file
-def test_climb_is_that_of_the_card(name, sorter, card):
+def test_optimization_score_is_that_of_the_card(name, sorter, card):
     stated = card["optimization_score"]["30"]
     assert sodeep.optimization_score(sorter, n=CARDS[name]["n"], steps=(30,))[30] == pytest.approx(stated, abs=0.005)
 

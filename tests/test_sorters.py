@@ -345,13 +345,13 @@ def test_cnn_compares_before_any_training(n: int, item: int, missing: Iterable[i
     scores = standardise(normal(8, n)).float()
     with torch.no_grad():
         ranks = build_sorter("cnn", n).eval()(scores)[:, item]
-    own = scores[:, item]
-    total = 0 * own
+    score = scores[:, item]
+    total = 0 * score
     for other in range(n):
         if abs(other - item) > 36:
-            total -= own / 3**0.5
+            total -= score / 3**0.5
         elif other not in missing:
-            total += ((scores[:, other] - own) / 0.2).clamp(-1, 1)
+            total += ((scores[:, other] - score) / 0.2).clamp(-1, 1)
     torch.testing.assert_close(ranks / n, torch.sigmoid(2 / n * (1 + total)), rtol=0, atol=1e-5)
 
 
@@ -706,9 +706,9 @@ def test_lists_of_lengths_it_is_not_known_for_are_told_once(name: str) -> None:
         f"train-sorter --sorter {name} --lengths 3 16"
     )
     where[1, :3] = True
-    with pytest.warns(UserWarning, match=whole(message)) as told:
+    with pytest.warns(UserWarning, match=whole(message)) as caught:
         sorter(normal(4, 20), where)
-    assert told[0].filename == __file__
+    assert caught[0].filename == __file__
     sorter(normal(3))
     sorter(normal(100))
 
