@@ -133,7 +133,7 @@ class TrainConfig:
         if self.seq_len is None and not network.any_length(options):
             if values["lengths"] != LENGTHS:
                 raise ValueError(
-                    f"`lengths` must not be given for the {self.sorter} sorter, which is tied to one length of list, "
+                    f"`lengths` must not be given for the {self.sorter} sorter, which has a fixed length of list, "
                     f"got {values['lengths']}. Give that as `seq_len`, or train a sorter for any length such as 'set'."
                 )
             values["seq_len"] = PUBLISHED_LENGTH
