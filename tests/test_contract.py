@@ -166,7 +166,7 @@ def test_every_loss_is_in_the_table():
     assert functions == {member.function.__name__ for member in LOSSES.values()}
     modules = {getattr(losses, name) for name in losses.__all__ if name.endswith("Loss")}
     assert modules - WRAPPERS == {member.module for member in LOSSES.values()}
-    for path in Path(losses.__file__).parent.glob("*.py"):
+    for path in Path(losses.__file__).parent.glob("[a-z]*.py"):
         module = importlib.import_module(f"sodeep.losses.{path.stem}")
         own = {name for name, x in vars(module).items() if getattr(x, "__module__", None) == module.__name__}
         public = {name for name in own if not name.startswith("_") and name.lower().endswith("loss")}
@@ -828,6 +828,7 @@ METRICS = {
     "average_precision": sodeep.average_precision,
     "average_precision_at_3": partial(sodeep.average_precision, k=3),
     "average_precision_of_all": partial(sodeep.average_precision, k=3, divisor="relevant"),
+    "trapezoidal_ap": sodeep.trapezoidal_ap,
     "map_at_r": sodeep.map_at_r,
     "r_precision": sodeep.r_precision,
     "recall_at_3": partial(sodeep.recall_at_k, k=3),

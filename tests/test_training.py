@@ -278,7 +278,7 @@ def test_longer_lists_are_known_where_they_were_measured_to_be_as_good(tmp_path,
     def worse_on_long_lists(ranks, scores, *options):
         return gradient_mismatch(ranks, scores, *options) + 100 * (scores.shape[-1] > 12)
 
-    monkeypatch.setattr("sodeep.training.run.gradient_mismatch", worse_on_long_lists)
+    monkeypatch.setattr("sodeep.training.objective.gradient_mismatch", worse_on_long_lists)
     assert train_sorter(tiny()).sorter.known_lengths == (4, 12)
 
 
