@@ -1,4 +1,4 @@
-"""Batches that hold positives: P classes with K samples each."""
+"""Batch sampling for metric learning: P classes with K samples each, so that every sample has positives."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         self.num_replicas = num_replicas
         self.rank = rank
         self._position = _Position(0, 0)
-        self._next: _Position | None = None  # where the next pass starts, if that was said
+        self._next: _Position | None = None  # where the next pass starts, if that was set
         self._passes = 0
         self._repeats = 0
 

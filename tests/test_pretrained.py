@@ -197,8 +197,8 @@ def test_a_sorter_of_one_length_refuses_others(name, sorter):
     scores, where = torch.zeros(2, n), torch.ones(2, n, dtype=torch.bool)
     message = (
         f"`scores` must have lists of {n} items, the length this {sorter.name} sorter was built for, got {n - 1} real "
-        "items. Leave a shorter last batch out (drop_last=True), use a length-free sorter such as 'set', or train one: "
-        f"sodeep train-sorter --sorter {sorter.name} --seq-len {n - 1}"
+        "items. Leave a shorter last batch out (drop_last=True), use a sorter for any length such as 'set', or train "
+        f"one: sodeep train-sorter --sorter {sorter.name} --seq-len {n - 1}"
     )
     for call in (lambda: sorter(scores[:, 1:]), lambda: sorter(scores, where=where.index_fill(1, torch.tensor(0), 0))):
         with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):

@@ -1,4 +1,4 @@
-"""Packages that a plain install leaves out, and how to get them."""
+"""Optional packages: clear errors where one is missing, with the command that installs it."""
 
 from __future__ import annotations
 
@@ -53,6 +53,6 @@ def needed(module: str, what: str) -> Iterator[None]:
 
 
 def check_installed(module: str, what: str) -> None:
-    """Before long work that needs a module at its end: see that it is there, without importing it."""
+    """See that a module is installed, without importing it, before long work that needs it at its end."""
     if importlib.util.find_spec(module) is None:
         raise missing(module, what)

@@ -1,4 +1,4 @@
-"""Lists, checked: scores with their relevance as one row a list, scores with a target, means over the real items."""
+"""Checked lists: scores with relevance or with a target, one row a list, and means over the items not masked."""
 
 from __future__ import annotations
 

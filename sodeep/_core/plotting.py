@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sodeep._core.extras import needed
 
-with needed("matplotlib", "Drawing pictures"):
+with needed("matplotlib", "Drawing figures"):
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -63,4 +63,5 @@ def plain_axes(axis: Axes) -> None:
 
 
 def tensor_of(scores: Array) -> Tensor:
+    """Scores of an array, as a float64 tensor."""
     return Tensor(np.asarray(scores, dtype=np.float64)).double()

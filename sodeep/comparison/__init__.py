@@ -1,6 +1,6 @@
 """Losses side by side on a task: an equal search for each, several seeds, differences with their intervals."""
 
-from sodeep.comparison.compare import compare as compare
+from sodeep.comparison._compare import compare as compare
 from sodeep.comparison.read import Comparison as Comparison, read_comparison as read_comparison
 from sodeep.comparison.runs import Run as Run, read_runs as read_runs
 from sodeep.comparison.schedule import ComparisonStopped as ComparisonStopped, Plan as Plan

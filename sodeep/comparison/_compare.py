@@ -17,6 +17,7 @@ has changed, its new settings are trained, and the best is tested if it is one o
 a folder.
 
 >>> import tempfile
+>>> from sodeep.comparison import compare, summarise
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     runs = compare("memorability", ["mse", "spearman:laplace"], out=folder, seeds=2, epochs=1)
 ...     summary = summarise(runs)
