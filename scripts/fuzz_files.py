@@ -397,7 +397,7 @@ def hostile_safetensors(key: str) -> Hostile:
             "dtype": lambda: tensors.update({rng.choice(list(tensors)): torch.zeros(2, dtype=torch.int8)}),
             "nan": lambda: [t.fill_(torch.nan) for t in tensors.values() if t.is_floating_point()],
         }
-        if key == "sodeep_run":  # the config of a sound state is the user's own: what it asks for is what they get
+        if key == "sodeep_run":  # the config of a sound state is the user's own: it may be as large as they like
             del options["config"]
         if rng.random() < 0.2:
             text = b"[" * min(n, 10**7) if rng.random() < 0.5 else b'{"a":' + b"[]," * min(n, 10**6) + b"1}"
@@ -550,7 +550,7 @@ def damaged(rng: random.Random, good: bytes, others: Sequence[bytes]) -> bytes:
     return bytes(data)
 
 
-# name: (writes good files and says which is damaged, reads it, makes hostile ones)
+# name: (writes good files and returns the one to damage, reads it, makes hostile ones)
 FORMATS: dict[str, tuple[Write, Read, Hostile]] = {
     "sorter": (sorter_file, lambda path, folder: sodeep.load_sorter(path), hostile_safetensors("sodeep")),
     "sorter header": (
@@ -753,12 +753,12 @@ def main(files: int, seed: int, names: tuple[str, ...]) -> None:
             FORMATS[name][1](path, folder)  # a good one is read; and what is imported on the way, here
         for place, name in enumerate(chosen):
             numbers = range(place, files, len(chosen))
-            found = [(number, fault) for number, fault in results(name, numbers, seed, temporary, goods) if fault]
-            faults += len(found)
-            click.echo(f"{name:<40}{len(numbers):>6} files {len(found):>5} faults")
-            seen = collections.Counter(fault[:60] for _, fault in found)
-            for number, fault in found:
-                if seen.pop(fault[:60], None):
+            faulty = [(number, fault) for number, fault in results(name, numbers, seed, temporary, goods) if fault]
+            faults += len(faulty)
+            click.echo(f"{name:<40}{len(numbers):>6} files {len(faulty):>5} faults")
+            first = collections.Counter(fault[:60] for _, fault in faulty)
+            for number, fault in faulty:
+                if first.pop(fault[:60], None):
                     click.echo(f"    file {number}: {fault}")
     click.echo(f"{files} files, {faults} faults")
     sys.exit(bool(faults))

@@ -28,9 +28,9 @@ def test_damaged_files_are_one_message():
 
 
 def test_killed_training_ends_up_as_if_it_had_not_been():
-    told = run("kill_training.py", "--kills", "2", "--seed", "1")
-    assert told.startswith("2 kills of ")
-    assert told.endswith(": 0 differences from a run that was never stopped in weights, log and files\n")
+    output = run("kill_training.py", "--kills", "2", "--seed", "1")
+    assert output.startswith("2 kills of ")
+    assert output.endswith(": 0 differences from a run that was never stopped in weights, log and files\n")
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,7 @@ Check = Callable[..., Any]
 
 
 class ListStats(NamedTuple):
-    """How many lists a loss saw, and over how many of them its mean is.
+    """How many lists a loss was given, and over how many of them its mean is.
 
     A list is left out where the loss has no meaning for it (no relevant item, say).
     """

@@ -141,7 +141,7 @@ class EmbeddingLoss(OnEmbeddings):
             number, an nn.Parameter, or a module or function that gives the factor when called without arguments. A
             parameter, or one in a module, is among the parameters of this loss: give them to the optimiser. It is the
             factor itself, 1 / temperature, where CLIP's `logit_scale` is its logarithm: see the last example. Losses on
-            a fixed range of scores (AP_Q, FastAP, histogram) want it unscaled. With several processes and no `gather`
+            a fixed range of scores (AP_Q, FastAP, histogram) need none. With several processes and no `gather`
             let the model hold the parameter and give a function of it, so that DDP averages its gradient.
 
     The call takes, besides the embeddings (n, d), the labels and the reference set of `pairwise_scores`:
@@ -359,7 +359,7 @@ class EmbeddingLoss(OnEmbeddings):
         rows, pairs = self._masks(where, n, n if references is None else len(references), embeddings)
         if labels is not None or indices_tuple is None or memory is not None:
             labels = self._labels(labels, rows, embeddings, ref_embeddings, keys, memory)
-            if indices_tuple is not None:  # which says what is relevant; the labels are the batch's all the same
+            if indices_tuple is not None:  # relevance comes from it, but labels must still fit the batch
                 as_labels(labels, "labels", n)
         ids, ref_ids = _both_ids(ids, ref_ids, embeddings, ref_embeddings)
         embeddings = zero_masked(embeddings, rows)

@@ -60,7 +60,7 @@ def histogram_loss(
         reduction: "mean" alone: a statistic of the whole batch has no value for each list.
 
     Returns:
-        A scalar in [0, 1]; 0.5 or so where the scores say nothing. It needs one positive and one negative pair in the
+        A scalar in [0, 1]; about 0.5 for scores at random. It needs one positive and one negative pair in the
         batch, in whichever lists; then every list counts.
 
     References:
