@@ -119,7 +119,7 @@ def _rows_per_process(x: Tensor) -> list[int]:
 
 
 class _Gather(torch.autograd.Function):
-    """Forward: pad to the largest process, all_gather, cut the padding. Backward: all_reduce, keep the own rows."""
+    """Forward: pad to the largest process, all_gather, cut the padding. Backward: all_reduce, take this rank's rows."""
 
     @staticmethod
     def forward(x: Tensor, counts: list[int]) -> Tensor:

@@ -161,7 +161,7 @@ def optimization_score(
                 name=f"scores after {step} steps",
                 remedy="Lower lr, or look at the gradient of rank_fn.",
             )
-            # with a mask, which says that lists of two items are meant
+            # with a mask: without one, lists of two items give a warning
             real = torch.ones_like(goal, dtype=torch.bool)
             result[step] = float(spearman_corr(scores.detach(), goal, where=real).mean())
     return result
@@ -528,7 +528,7 @@ def crossings(values: Sequence[float], level: float) -> list[float]:
     for place, (left, right) in enumerate(itertools.pairwise(values)):
         if left != right and min(left, right) <= level <= max(left, right):
             places.append(place + (level - left) / (right - left))
-    return list(dict.fromkeys(places))  # a point of the line that is met belongs to two pieces of it
+    return list(dict.fromkeys(places))  # a point that is met exactly belongs to two pieces of the line
 
 
 def format_table(report: RankFunctionReport, others: Sequence[RankFunctionReport], n: int) -> str:

@@ -183,7 +183,7 @@ def nearly_sorted(batch: int, n: int, generator: Generator) -> Tensor:
 
 
 def bimodal(batch: int, n: int, generator: Generator) -> Tensor:
-    """Two normals, like two classes, 2 ... 10 apart; a tenth to nine tenths of the list in the upper one."""
+    """Two normals, as of two classes, 2 ... 10 apart; a tenth to nine tenths of the list in the upper one."""
     in_upper = _rand(generator, batch, n) < _per_row(generator, batch, 0.1, 0.9)
     upper = _per_row(generator, batch, 2, 10) + _per_row(generator, batch, 0.25, 1) * _randn(generator, batch, n)
     return torch.where(in_upper, upper, _randn(generator, batch, n))
@@ -391,7 +391,7 @@ def parse_weight(text: str) -> tuple[str, float]:
 class UserScores:
     """Real score lists to train on, as one more distribution.
 
-    A list longer than asked for gives a random subset (each item at most once) in its own order; a shorter one is drawn
+    A list longer than required gives a random subset (each item at most once) in its own order; a shorter one is drawn
     from with replacement, which adds ties: train at the length of your lists to see them as they are.
 
     Args:

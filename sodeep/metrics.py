@@ -182,7 +182,7 @@ def average_precision(
 def trapezoidal_ap(
     scores: Tensor, relevant: Tensor, where: Tensor | None = None, *, chunk_size: int | None = None
 ) -> Tensor:
-    """Average precision as the Oxford and Paris benchmarks take it: the area under the curve, by trapezoids.
+    """Average precision of the Oxford and Paris benchmarks: the area under the precision-recall curve, by trapezoids.
 
     The precision at a relevant item is the mean of that just above it and that at it. For a list with R relevant
     items, r_i the rank of i and h_i the relevant items at or above it::
@@ -191,7 +191,7 @@ def trapezoidal_ap(
 
     where 0/0 counts as 1. It differs from `average_precision`, and published figures of these benchmarks are this one;
     `where` leaves out their junk images. A group of tied items is one trapezoid, whatever the order in it; the
-    published code, which has no ties in mind, takes them in the order in which they stand.
+    published code takes ties in their order in the list.
 
     What all metrics share, such as `where`: see `sodeep.metrics`.
 
@@ -373,7 +373,7 @@ def pmrp(
     *,
     chunk_size: int | None = None,
 ) -> Tensor:
-    """Plausible-match R-precision: what is relevant is told by class codes instead of by pairs.
+    """Plausible-match R-precision: relevance is defined by class codes instead of by pairs.
 
     An item is a plausible match of a query if their codes differ in at most zeta places; the value is the R-precision
     with those as the relevant items, averaged over the zetas. In the published figures on COCO

@@ -174,6 +174,6 @@ def _set_random_state(state: tuple[Tensor, list[Tensor]]) -> None:
 
 
 def _no_sync(encoder: Any) -> contextlib.AbstractContextManager[None]:
-    """DDP and FSDP average gradients at every backward pass unless told not to."""
+    """DDP and FSDP average gradients at every backward pass outside `no_sync`."""
     context: contextlib.AbstractContextManager[None] = getattr(encoder, "no_sync", contextlib.nullcontext)()
     return context

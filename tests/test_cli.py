@@ -66,6 +66,8 @@ def test_options_reach_the_config(run, tmp_path):
         "huber",
         "--gradient-weight",
         0,
+        "--gradient-fraction",
+        0.5,
         "--seed",
         7,
         "--out",
@@ -77,6 +79,7 @@ def test_options_reach_the_config(run, tmp_path):
     config = sodeep.load_sorter(tmp_path / "m.safetensors").trained["config"]
     assert (config["sorter"], config["seq_len"], config["sorter_config"]) == ("mlp", 6, {"hidden": 8})
     assert (config["lr"], config["value_loss"], config["seed"], config["max_time"]) == (0.01, "huber", 7, 300.0)
+    assert config["gradient_fraction"] == 0.5
 
 
 def test_mixture_2019(run, tmp_path):

@@ -45,8 +45,8 @@ def in_forward_mode() -> bool:
 def readable(x: Tensor) -> bool:
     """Whether values of `x` may be read now: not under torch.compile, in torch.func transforms or in forward mode.
 
-    Inside a transform `x` itself may be an ordinary tensor, but what it meets there (its mask, say) may not. Forward
-    mode goes the same ways, which are made of operations that torch can differentiate.
+    Inside a transform `x` itself may be an ordinary tensor while another argument (its mask, say) is not. Forward mode
+    takes the same code paths, which consist of operations that torch can differentiate.
     """
     return not (compiling() or torch._C._are_functorch_transforms_active() or in_forward_mode() or x.is_meta)
 

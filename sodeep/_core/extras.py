@@ -14,7 +14,7 @@ _PACKAGES = {"PIL": "pillow", "sklearn": "scikit-learn", "pytorch_metric_learnin
 
 
 class MissingPackageError(ModuleNotFoundError):
-    """A package is not installed that what was asked for needs; the message says how to install it."""
+    """A package that is needed here is not installed; the message says how to install it."""
 
 
 def remedy(module: str) -> str:
@@ -37,7 +37,7 @@ def missing(module: str, what: str) -> MissingPackageError:
 
 
 def is_missing(error: ImportError, module: str) -> bool:
-    """Whether an import failed for want of this package, not of one that it needs itself."""
+    """Whether an import failed because this package is missing, not one that it imports itself."""
     return (error.name or "").partition(".")[0] == module
 
 

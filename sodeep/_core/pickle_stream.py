@@ -114,7 +114,7 @@ class PickleReader:
     # ---- for subclasses to override ----
 
     def persistent(self, pid: Any) -> Any:
-        """What a reference to something outside the pickle stands for."""
+        """The object for a reference to something outside the pickle."""
         raise NotPlainError("it uses BINPERSID, which plain data does not need")
 
     def set_state(self, target: Any, state: Any) -> None:
@@ -122,7 +122,7 @@ class PickleReader:
         raise NotPlainError(f"it is damaged (a state for a {type(target).__name__})")
 
     def leaf(self, value: Any) -> tuple[Any, int]:
-        """What something that is no container is in the end, and its size in bytes or so."""
+        """The final form of something that is no container, and its approximate size in bytes."""
         if isinstance(value, (str, bytes, bytearray)):
             return value, 8 + len(value)
         if value is None or isinstance(value, (int, float)):
@@ -218,7 +218,7 @@ class PickleReader:
     # ---- the end ----
 
     def finish(self, root: Any) -> Any:
-        """`root` with every leaf as it is in the end. Each container once, as many may share it.
+        """`root` with every leaf converted. Each container is converted once, as many may share it.
 
         Raises:
             NotPlainError: containers are too deep, hold themselves, or would be very large with all sharing undone.

@@ -19,7 +19,7 @@ REDRAWN = 0.2
 
 
 class Progress:
-    """Say how much of the work is done and about how much time is left, on stderr unless told otherwise.
+    """Report how much of the work is done and about how much time is left, by default on stderr.
 
     On a terminal that is one line, drawn again and again. In a file or a pipe it is a line after `FIRST` seconds, and
     then ever more rarely, each when the time so far has doubled, but at most `RAREST` seconds after the one before: a

@@ -91,7 +91,7 @@ def parse_header(data: bytes, size: int, key: str) -> dict[str, Any]:
 
 
 def check_header(data: bytes, header: Mapping[str, Any], fields: Mapping[str, type | tuple[type, ...]]) -> None:
-    """DamagedError unless the header is the one that was written, as far as its file says, and has these fields."""
+    """DamagedError unless the header agrees with its checksum, if it has one, and has these fields."""
     if "checksum" in header and not _sound(data[: header_end(data)]):
         raise DamagedError("its header is damaged (the checksum differs)")
     for field, expected in fields.items():
@@ -101,7 +101,7 @@ def check_header(data: bytes, header: Mapping[str, Any], fields: Mapping[str, ty
 
 
 def check_tensors(data: bytes, sha256: str) -> dict[str, Tensor]:
-    """The tensors of a file whose header says `sha256` of them."""
+    """The tensors of a file, which must have the checksum `sha256`."""
     if tensors_checksum(data) != sha256:
         raise DamagedError("its tensors are damaged (the checksum differs)")
     try:

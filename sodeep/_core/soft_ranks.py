@@ -333,7 +333,7 @@ class NarrowLaplace(Laplace):
 
 
 def _above_minus_infinity(x: Tensor) -> Tensor:
-    """`x` with -inf, where masked items stand, made finite: the difference of two infinities is NaN."""
+    """`x` with -inf, the value of masked items, made finite: the difference of two infinities is NaN."""
     return x.clamp(min=torch.finfo(x.dtype).min)
 
 

@@ -51,7 +51,7 @@ def _copies(rows: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def _shared(values: Tensor) -> Tensor:
-    """Where the values (n,) stand that occur more than once."""
+    """Indices of the values (n,) that occur more than once."""
     ordered, order = ascending(values)
     same = ordered[1:] == ordered[:-1]
     return order[pad(same, (0, 1)) | pad(same, (1, 0))]

@@ -119,7 +119,7 @@ class _Reader(PickleReader):
         return view
 
     def set_state(self, target: Any, state: Any) -> None:
-        """The attributes of a Namespace; those of an OrderedDict say nothing of its entries."""
+        """The attributes of a Namespace; those of an OrderedDict are ignored, as they are not its entries."""
         if isinstance(target, _Namespace):
             self._set_items(target, [part for item in expect(state, dict).items() for part in item])
         else:

@@ -44,7 +44,7 @@ class Header:
         n_parameters: how many weights it has.
         training: the record of the training run (seed, steps, lengths, score range, errors, ...).
         library_version: the version of sodeep that wrote it.
-        format_version: a reader refuses a higher one than its own.
+        format_version: a reader refuses a version newer than it supports.
         sha256: of the tensors' bytes; `seal` writes it.
     """
 

@@ -33,7 +33,7 @@ class _Group(click.Group):
 
 
 def _is_too_large(error: Exception) -> bool:
-    """Whether PyTorch, which says so in a RuntimeError, or Python could not make an array of the size asked for."""
+    """Whether an array was too large for the memory; of PyTorch, that is a RuntimeError with one of several texts."""
     return isinstance(error, MemoryError) or any(
         word in str(error) for word in ("not enough memory", "allocate memory", "out of memory", "Storage size")
     )

@@ -5,8 +5,8 @@ items after the first layer, 37 after the last. Two channels compare a pair of t
 slope below zero) and the difference d of two scores, f(d + width) - f(d - width) is 2 width where d is above width,
 2 slope width where it is below -width, and straight between. So every layer
 
-1. passes on the scores of the first and of the last item of its window;
-2. compares the first item with those that come in at the far end, and the last item likewise;
+1. copies the scores of the first and of the last item of its window;
+2. compares the first item with those that are new at the far end, and the last item likewise;
 3. keeps a count for each item: of those behind it in the window how many are above it, less those below, and the same
    of those before it. The comparisons of a layer enter the counts of the next, since they exist behind its rectifier.
 
@@ -32,7 +32,7 @@ WIDTH = 0.2
 """Of a comparison, in standard deviations of the list: sharper ones have less error and a poorer gradient."""
 
 OFFSET = 4.0
-"""Added to the scores, so that rectifiers pass them on: unchanged from four standard deviations below the mean."""
+"""Added to the scores, so that rectifiers leave them unchanged from four standard deviations below the mean."""
 
 FIRST, LAST = 0, 1
 """The ends of a window. What is done from the one is done from the other in mirror image."""
@@ -118,7 +118,7 @@ def init_comparing(layers: nn.Sequential, head: nn.Conv1d) -> None:
         _set_convolution(convolution, before, layer)
         signal = convolution(signal)
         for norm in norms:
-            _pass_on(norm, signal)
+            _set_identity(norm, signal)
         signal = rectifier(signal)
     _set_head(head, layer)
 
@@ -145,8 +145,8 @@ def _set_convolution(convolution: nn.Conv1d, before: _Layer, layer: _Layer) -> N
             before.add_count(weight[channel, :, at[shift]], bias[channel], end, item - shift, 1)
 
 
-def _pass_on(norm: nn.BatchNorm1d, signal: Tensor) -> None:
-    """Let a batch norm pass on what it gets: in evaluation mode exactly, on a batch like `signal` (B, c, l) nearly."""
+def _set_identity(norm: nn.BatchNorm1d, signal: Tensor) -> None:
+    """Make a batch norm the identity: in evaluation mode exactly, on a batch like `signal` (B, c, l) nearly."""
     variance, mean = torch.var_mean(signal, (0, 2), correction=0)
     assert norm.running_mean is not None
     assert norm.running_var is not None

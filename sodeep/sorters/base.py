@@ -174,7 +174,7 @@ class Sorter(nn.Module):
         self._frozen = False
 
     def network(self, x: Tensor, where: Tensor | None = None) -> Tensor:
-        """Normalised ranks (B, n), the best 1/n and the worst 1, of scores `x` (B, n), standardised unless told not to.
+        """Normalised ranks (B, n), the best 1/n and the worst 1, of scores `x` (B, n), standardised if `normalize`.
 
         `where` (B, n) is given only to a class that sets `reads_masks`; masked items of `x` are then 0.
         """
@@ -186,12 +186,12 @@ class Sorter(nn.Module):
 
     @classmethod
     def any_length(cls, config: Mapping[str, Any]) -> bool:
-        """Whether it takes lists of any length, if built with these options and no `seq_len`: it is trained on many."""
+        """Whether it takes lists of any length, if built with these options and no `seq_len`."""
         return True
 
     @classmethod
     def recipe(cls, config: Mapping[str, Any]) -> Recipe:
-        """How it is trained unless told otherwise, if built with these options (or those that it has, `config`)."""
+        """Its training defaults, if built with these options (or those that it has, `config`)."""
         return Recipe()
 
     @classmethod

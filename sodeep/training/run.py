@@ -287,7 +287,7 @@ class Run:
         """Load what `save_state` wrote.
 
         Raises:
-            ValueError: it is of another network, another kind of device, or does not agree with itself.
+            ValueError: it is of another network, another kind of device, or inconsistent.
         """
         moved = {name: p for name, p in self.parameters.items() if f"optimizer/step/{name}" in tensors}
         expected = self._tensors({p: {"step": torch.zeros(()), "exp_avg": p, "exp_avg_sq": p} for p in moved.values()})
