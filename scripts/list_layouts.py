@@ -13,14 +13,14 @@ from sodeep.tasks import TASKS
 PATH = Path(sodeep.__file__).parent / "cli" / "layouts.json"
 
 
-def layouts() -> dict[str, dict[str, str]]:
+def listed() -> dict[str, dict[str, str]]:
     """Name and text of every layout, by task."""
     return {
-        task: {name: layout.expects for name, layout in TASKS[task].layouts.items()}
-        for task in TASKS
-        if TASKS[task].layouts
+        task: {name: layout.expects for name, layout in kind.layouts.items()}
+        for task, kind in TASKS.items()
+        if kind.layouts
     }
 
 
 if __name__ == "__main__":
-    PATH.write_text(json.dumps(layouts(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    PATH.write_text(json.dumps(listed(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
