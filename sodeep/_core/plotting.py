@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sodeep._core.extras import needed
 
-with needed("matplotlib", "Drawing pictures"):
+with needed("matplotlib", "Drawing figures"):
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -27,7 +27,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 
 
 def style(place: int) -> dict[str, Any]:
-    """Colour and line style of the loss that stands at `place` in the list of losses."""
+    """Colour and line style of the loss at position `place` in the list of losses."""
     return {
         "color": COLOURS[place % len(COLOURS)],
         "linestyle": ("-", "--", ":", "-.")[place // len(COLOURS) % 4],
@@ -63,4 +63,5 @@ def plain_axes(axis: Axes) -> None:
 
 
 def tensor_of(scores: Array) -> Tensor:
+    """Scores of an array, as a float64 tensor."""
     return Tensor(np.asarray(scores, dtype=np.float64)).double()

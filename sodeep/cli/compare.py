@@ -57,14 +57,14 @@ class _Compare(click.Command):
 @click.option(
     "--out", type=UserPath(path_type=Path, file_okay=False), help="Folder of the comparison.  [default: runs/TASK]"
 )
-@click.option("--epochs", type=click.IntRange(1), help="Passes over the training split.  [default: those of the task]")
+@click.option("--epochs", type=click.IntRange(1), help="Epochs of each training.  [default: those of the task]")
 @click.option("--batch-size", type=click.IntRange(4), default=100, show_default=True, help="Items a step.")
 @click.option(
     "--train-fraction",
     type=click.FloatRange(0, 1, min_open=True),
     default=1.0,
     show_default=True,
-    help="How much of the training split is trained on.",
+    help="Fraction of the training split that is used.",
 )
 @click.option(
     "--semantic",
@@ -185,7 +185,7 @@ def compare(
         with contextlib.suppress(OSError):  # of a terminal that is gone
             click.echo(f"\n{stop}", err=True)
         sys.exit(128 + stop.signum if stop.signum else 1)
-    except _UnsaidError as error:
+    except _OutputError as error:
         with contextlib.suppress(OSError):
             click.echo(f"Stopped: {error}. What is done is kept in {out}: start again to go on.", err=True)
         sys.exit(1)
@@ -194,7 +194,7 @@ def compare(
 
 
 def _report(out: Path, baseline: str | None, tensorboard: bool) -> None:
-    """Write what came out to the folder, and print the table."""
+    """Write the report to the folder, and print the table."""
     from sodeep.comparison._compare import sole_comparison
     from sodeep.comparison.read import read_comparison
     from sodeep.report.tables import repeated_note
@@ -235,7 +235,7 @@ def _write_board(comparison: Comparison, figures: Sequence[ReportFigure]) -> Pat
     return board
 
 
-class _UnsaidError(Exception):
+class _OutputError(Exception):
     """The output is closed (``| head``), or its disk is full."""
 
 
@@ -244,9 +244,9 @@ def _say(text: str) -> None:
     try:
         click.echo(text)
     except OSError as error:
-        with contextlib.suppress(OSError):  # what is still to be written would be an error again when Python ends
+        with contextlib.suppress(OSError):  # or flushing it would fail again when Python ends
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise _UnsaidError(f"the output cannot be written ({error.strerror})") from error
+        raise _OutputError(f"the output cannot be written ({error.strerror})") from error
 
 
 @contextlib.contextmanager
@@ -262,7 +262,7 @@ def _warnings_in_a_line() -> Iterator[None]:
 
 
 def _cores(device: str) -> int:
-    """Processes where the user does not say: the cores this process may use, one for a GPU, which is shared badly."""
+    """Default number of processes: the cores this process may use, or one on a GPU, which processes share badly."""
     import torch
 
     if device != "cpu" and (device != "auto" or torch.cuda.is_available()):
@@ -272,7 +272,7 @@ def _cores(device: str) -> int:
 
 
 class _Progress:
-    """Tested and failed runs, a line each on stdout; and how far all of it is, on stderr."""
+    """Tested and failed runs, a line each on stdout; progress on stderr."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -281,9 +281,9 @@ class _Progress:
         self.spent = 0.0
 
     def begin(self, plan: Plan) -> None:
-        """Before the first training: what a step of each loss takes, and how long it all may."""
+        """Before the first training: print the cost of each loss and the estimated time."""
         self.plan = plan
-        self.bar = Progress("training", clock=self.clock)  # what has been timed until now is no part of it
+        self.bar = Progress("training", clock=self.clock)  # without the time of the preparation
         if plan.tests:
             _say(_costs(plan))
             self.bar.update(0, lambda: f"about {_duration(plan.seconds)} to go")
@@ -293,10 +293,10 @@ class _Progress:
             self.close()
             _say(self._line(run))
         if done < total:
-            self.bar.update(self._share(run), lambda: f"{done} of {total} runs")
+            self.bar.update(self._fraction(run), lambda: f"{done} of {total} runs")
 
-    def _share(self, run: Run) -> float:
-        """How much of the work is done, by how long it was estimated to take; losses differ in cost."""
+    def _fraction(self, run: Run) -> float:
+        """Fraction of the work that is done, in estimated seconds; losses differ in cost."""
         if self.plan is None or not self.plan.seconds:
             return 0.0
         self.spent += self.plan.seconds_of(run.loss, run.stage)

@@ -50,7 +50,7 @@ def read_images(sources: Iterable[Source], size: int, *, grey: bool = False) -> 
         MissingPackageError: Pillow is not installed.
         ValueError: a file that is no picture, or has values that are negative or not finite; the message names it.
     """
-    with needed("PIL", "Reading pictures"):
+    with needed("PIL", "Reading images"):
         import PIL.Image  # noqa: F401
 
     small: list[Array] = []
