@@ -99,7 +99,7 @@ def trained(data: Path, loss: torch.nn.Module, epochs: int) -> Iterator[tuple[Te
     for batch in task.batches(epochs):
         captions = [caption for picture in batch[:, 0] for caption in task.captions_of[picture][:CAPTIONS]]
         with torch.no_grad():
-            yield model.pictures(task.items[batch[:, 0]]), model.captions(task.captions[captions])
+            yield model.images(task.items[batch[:, 0]]), model.captions(task.captions[captions])
 
 
 # ---- the table -------------------------------------------------------------------------------------------------------

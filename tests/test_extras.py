@@ -35,9 +35,9 @@ def test_tasks_that_need_scikit_learn(uninstall, tmp_path, monkeypatch, task, wh
     assert list(tmp_path.iterdir()) == []
 
 
-def test_pictures_need_pillow(uninstall):
+def test_images_need_pillow(uninstall):
     uninstall("PIL")
-    expected = f"Reading pictures needs pillow, which is not installed. Install it: pip install pillow, {EXAMPLES}"
+    expected = f"Reading images needs pillow, which is not installed. Install it: pip install pillow, {EXAMPLES}"
     with pytest.raises(MissingPackageError, match="^" + re.escape(expected) + "$"):
         read_images(["x.png"], 8)
 

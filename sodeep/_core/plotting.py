@@ -1,4 +1,4 @@
-"""The look of all figures. Needs matplotlib."""
+"""Colours, panels and axes that all figures share. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sodeep._core.extras import needed
 
-with needed("matplotlib", "Drawing pictures"):
+with needed("matplotlib", "Drawing figures"):
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -47,7 +47,7 @@ def panels(names: Sequence[str], width: float = 2.6, height: float = 2.4) -> tup
 
 
 def short(name: str, most: int = 28) -> str:
-    """A name that fits above a panel: of the path of a file, its end."""
+    """A name shortened to fit above a panel, mostly to its end."""
     return name if len(name) <= most else f"{name[: most // 3]}…{name[-(most - most // 3 - 1) :]}"
 
 
@@ -63,4 +63,5 @@ def plain_axes(axis: Axes) -> None:
 
 
 def tensor_of(scores: Array) -> Tensor:
+    """Scores as a tensor in double precision."""
     return Tensor(np.asarray(scores, dtype=np.float64)).double()
