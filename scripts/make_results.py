@@ -191,7 +191,7 @@ def compared(name: str, command: str, root: Path | None, jobs: int | None, out: 
     found = figures(folder, shown)
     (out / f"{name}.json").write_text(json.dumps(found, separators=(",", ":")) + "\n")
     text = (folder / "report.md").read_text().replace(f"sodeep {shlex.join(ran)}", shown)
-    text = text.replace("Pictures: report.html.\n", f"Run on {found['machine']}, {found['date']}.\n")
+    text = text.replace("Figures: report.html.\n", f"Run on {found['machine']}, {found['date']}.\n")
     for picture in draw_figures(read_comparison(folder))[0]:
         kind = next((kind for title, kind in PICTURES.items() if title in picture.title), None)
         if kind is not None:
