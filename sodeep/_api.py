@@ -33,6 +33,7 @@ from sodeep.metrics import (
     r_precision as r_precision,
     recall_at_k as recall_at_k,
     spearman_corr as spearman_corr,
+    trapezoidal_ap as trapezoidal_ap,
 )
 from sodeep.multistage import multistage_backward as multistage_backward
 from sodeep.ranks import (

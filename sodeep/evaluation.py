@@ -138,7 +138,7 @@ def optimization_score(
     if init is not None:
         check_scores(init, "init")
         if init.ndim != 2:
-            raise ValueError(f"`start` must have shape (lists, n), got {tuple(init.shape)}. Give each list a row.")
+            raise ValueError(f"`init` must have shape (lists, n), got {tuple(init.shape)}. Give each list a row.")
         check_finite(init, name="init", remedy="Leave such lists out.")
         lists, n = init.shape
     check_at_least(n, 2, "n")
@@ -185,7 +185,7 @@ def scale_by_quartiles(scores: Tensor) -> Tensor:
 
     Example:
         >>> start = scale_by_quartiles(draw({"heavy-tailed": 1}, 48, 100, torch.Generator().manual_seed(1)))
-        >>> smooth, sharp = (climb(relative(laplace_rank, tau), start=start)[30] for tau in (1 / 5, 1 / 50))
+        >>> smooth, sharp = (optimization_score(relative(laplace_rank, tau), init=start)[30] for tau in (1 / 5, 1 / 50))
         >>> smooth > sharp
         True
     """

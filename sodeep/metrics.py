@@ -35,7 +35,6 @@ Example:
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -54,7 +53,7 @@ from sodeep._core.checks import (
     describe,
     readable,
 )
-from sodeep._core.lists import as_relevance, check_target, of_one_item, prepare, warn_of_outputs
+from sodeep._core.lists import check_target, of_one_item, prepare, warn_of_outputs
 from sodeep._core.precision import full_precision, wide_dtype, working_dtype
 from sodeep._core.sort import ascending, ordered_floats
 from sodeep.ranks import exact_rank
@@ -177,6 +176,46 @@ def average_precision(
         return _precision_sum(order, order.total.new_full(order.total.shape, k)) / best
 
     return _per_query(ap, "average_precision", scores, relevant, where, chunk_size)
+
+
+@torch.no_grad()
+def trapezoidal_ap(
+    scores: Tensor, relevant: Tensor, where: Tensor | None = None, *, chunk_size: int | None = None
+) -> Tensor:
+    """Average precision as the Oxford and Paris benchmarks take it: the area under the curve, by trapezoids.
+
+    The precision at a relevant item is the mean of that just above it and that at it. For a list with R relevant
+    items, r_i the rank of i and h_i the relevant items at or above it::
+
+        AP = 1/R * sum over relevant i of ((h_i - 1)/(r_i - 1) + h_i/r_i) / 2
+
+    where 0/0 counts as 1. It differs from `average_precision`, and published figures of these benchmarks are this one;
+    `where` leaves out their junk images. A group of tied items is one trapezoid, whatever the order in it; the
+    published code, which has no ties in mind, takes them in the order in which they stand.
+
+    What all metrics share, such as `where`: see `sodeep.metrics`.
+
+    Returns:
+        (...), in [0, 1]. NaN for a list without a relevant item.
+
+    References:
+        Radenović, Iscen, Tolias, Avrithis, Chum. Revisiting Oxford and Paris: large-scale image retrieval benchmarking.
+        CVPR 2018.
+
+    Example:
+        >>> scores = torch.tensor([3.0, 2.0, 1.0])
+        >>> trapezoidal_ap(scores, torch.tensor([False, True, True]))  # ((0/1 + 1/2)/2 + (1/2 + 2/3)/2) / 2
+        tensor(0.4167)
+    """
+
+    def area(order: _Order) -> Tensor:
+        above, through = (count.to(wide_dtype(count)) for count in (order.above, order.through))
+        hits_above = torch.where(order.above > 0, order.hits.gather(-1, (order.above - 1).clamp(min=0)), 0)
+        before = torch.where(order.above > 0, hits_above / above.clamp(min=1), 1.0)
+        at = order.hits.gather(-1, order.through - 1) / through
+        return (order.relevant * (before + at) / 2).sum(-1) / order.total
+
+    return _per_query(area, "trapezoidal_ap", scores, relevant, where, chunk_size)
 
 
 @torch.no_grad()
@@ -537,57 +576,3 @@ def _compare_orders(
     n = scores.shape[-1]
     rows = (x.reshape(-1, n) for x in (scores, ordered_floats(other), real))
     return _finish(_in_chunks(metric, chunk_size, *rows), name, needs, scores, other_name)
-
-
-@torch.no_grad()
-def trapezoidal_ap(scores: Tensor, relevant: Tensor, where: Tensor | None = None) -> Tensor:
-    """Average precision as the Oxford and Paris benchmarks take it: the area under the curve, by trapezoids.
-
-    The precision at a relevant item is the mean of that just above it and that at it:
-    AP = 1/R * sum over relevant i of ((h_i - 1)/(r_i - 1) + h_i/r_i)/2, with r_i the rank of i among the items that
-    count and h_i the relevant ones at or above it; 0/0 counts as 1. It differs from `sodeep.metrics.average_precision`,
-    and published figures of these benchmarks are this one. A group of tied items is one trapezoid, whatever the order
-    in it; the published code, which has no ties in mind, takes them in the order in which they stand.
-
-    Args:
-        scores: (..., N), floating point, higher = better.
-        relevant: (..., N), boolean.
-        where: (..., N), boolean, True = an item that counts: the benchmarks' junk images are False.
-
-    Returns:
-        (...), in [0, 1], float64 for float64 scores and float32 otherwise. NaN for a list without a relevant item.
-
-    Raises:
-        TypeError: `scores` are not floating point, or `where` is not boolean.
-        ValueError: shapes differ, or an item that counts is NaN or infinite.
-
-    Example:
-        >>> scores = torch.tensor([3.0, 2.0, 1.0])
-        >>> trapezoidal_ap(scores, torch.tensor([False, True, True]))  # ((0/1 + 1/2)/2 + (1/2 + 2/3)/2) / 2
-        tensor(0.4167)
-    """
-    check_scores(scores)
-    real = check_where(where, scores)
-    if real is None:
-        real = torch.ones_like(scores, dtype=torch.bool)
-    check_finite(scores, real)
-    relevant = as_relevance(relevant, scores) & real
-    wide = scores.masked_fill(~real, -math.inf).to(torch.float64)
-    values, order = wide.sort(dim=-1, descending=True)
-    seen = real.gather(-1, order).cumsum(-1)
-    hits = relevant.gather(-1, order).cumsum(-1)
-
-    new = torch.ones_like(real)
-    new[..., 1:] = values[..., 1:] != values[..., :-1]
-    last = new.roll(-1, -1)  # the last item of a group of ties stands before the first of the next
-    position = torch.arange(scores.shape[-1], device=scores.device).expand(scores.shape)
-    start = position.masked_fill(~new, 0).cummax(-1).values
-    # counts above the group: those at the item before its first
-    above, hits_above = (
-        torch.cat([count.new_zeros(*count.shape[:-1], 1), count], -1).gather(-1, start) for count in (seen, hits)
-    )
-    before = torch.where(above > 0, hits_above / above.clamp(min=1).double(), 1.0)
-    at = hits / seen.clamp(min=1).double()
-    area = ((hits - hits_above) * (before + at) / 2).masked_fill(~last, 0).sum(-1)
-    ap = area / hits[..., -1]  # 0 / 0 = NaN
-    return ap.to(torch.float64 if scores.dtype == torch.float64 else torch.float32)

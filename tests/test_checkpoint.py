@@ -203,7 +203,7 @@ def test_loaded_sorter_can_be_fine_tuned(tmp_path: Path) -> None:
 
 def test_shipped_sorters_load_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {name: save_sorter(tmp_path / f"{name}.safetensors", small_sorter(name)) for name in ("lstm", "set")}
-    monkeypatch.setattr(checkpoint, "_shipped", lambda: files)
+    monkeypatch.setattr("sodeep.checkpoint.format._shipped", lambda: files)
     assert [(card.name, card.sorter, card.seq_len) for card in list_sorters()] == [
         ("lstm", "lstm", LENGTH),
         ("set", "set", None),

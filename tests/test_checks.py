@@ -210,11 +210,13 @@ def test_refreshed_sorter_takes_numpys_numbers():
 
 
 def compare_and_report():
-    sodeep.comparison.compare.compare("toy", ["bce"], out="~/c", seeds=1, epochs=1)
-    assert sodeep.comparison.runs.read_runs("~/c")
-    comparison = sodeep.comparison.read.read_comparison("~/c")
-    sodeep.report.write.write_report(comparison, out="~/r")
-    sodeep.report.tensorboard.write_tensorboard(comparison, [], "~/b")
+    import sodeep.report
+
+    sodeep.comparison.compare("toy", ["bce"], out="~/c", seeds=1, epochs=1)
+    assert sodeep.comparison.read_runs("~/c")
+    comparison = sodeep.comparison.read_comparison("~/c")
+    sodeep.report.write_report(comparison, out="~/r")
+    sodeep.report.write_tensorboard(comparison, [], "~/b")
     assert {path.name for path in Path("~").expanduser().iterdir()} == {"t.csv", "c", "r", "b"}
 
 
@@ -260,7 +262,7 @@ def test_the_home_folder_may_be_written_as_a_tilde(tmp_path, monkeypatch, use):
     ],
 )
 def test_the_home_folder_is_where_files_are_missed(tmp_path, monkeypatch, missing):
-    import sodeep.tasks.revisited  # noqa: F401
+    import sodeep.datasets.revisited  # noqa: F401
 
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(FileNotFoundError) as error:

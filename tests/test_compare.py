@@ -28,8 +28,7 @@ from sodeep import comparison
 from sodeep._core import progress
 from sodeep.cli import compare as compare_cli
 from sodeep.cli.group import main
-from sodeep.comparison import schedule, train
-from sodeep.comparison.compare import compare
+from sodeep.comparison import compare, schedule, train
 from sodeep.comparison.losses_by_name import LOSSES, PEERS, RANK_LOSSES, RANKS, LossSpec, loss_by_name
 from sodeep.comparison.runs import Run, read_runs
 from sodeep.comparison.statistics import summarise
@@ -172,13 +171,13 @@ def test_validation_chooses_and_the_test_split_is_seen_once(tmp_path, monkeypatc
 def trained(monkeypatch):
     """Which trainings are done from now on."""
     done = []
-    train = schedule.train
+    train = schedule.run_training
 
     def watched(job):
         done.append((job.loss, job.seed, job.settings))
         return train(job)
 
-    monkeypatch.setattr(schedule, "train", watched)
+    monkeypatch.setattr(schedule, "run_training", watched)
     return done
 
 
@@ -242,14 +241,14 @@ def test_damaged_lines_are_no_runs(tmp_path):
 
 
 def test_a_signal_that_was_swallowed_ends_a_comparison_too(tmp_path, monkeypatch):
-    train = schedule.train
+    train = schedule.run_training
 
     def swallows(job):
         with contextlib.suppress(KeyboardInterrupt):  # as a destructor does
             signal.raise_signal(signal.SIGTERM)
         return train(job)
 
-    monkeypatch.setattr(schedule, "train", swallows)
+    monkeypatch.setattr(schedule, "run_training", swallows)
     with pytest.raises(comparison.ComparisonStopped, match=r"^Stopped\. 1 of 5 runs are kept") as stop:
         compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1)
     assert stop.value.signum == signal.SIGTERM
@@ -416,7 +415,7 @@ def test_another_grid_is_gone_on_with(tmp_path, monkeypatch, dropped):
 
 
 def test_nan_is_the_worst_of_settings(tmp_path, monkeypatch):
-    train = schedule.train
+    train = schedule.run_training
 
     def nan_first(job):
         run = train(job)
@@ -426,7 +425,7 @@ def test_nan_is_the_worst_of_settings(tmp_path, monkeypatch):
             else run
         )
 
-    monkeypatch.setattr(schedule, "train", nan_first)
+    monkeypatch.setattr(schedule, "run_training", nan_first)
     runs = compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1)
     assert math.isnan(runs[0].metrics["Spearman"])
     best = max(runs[1:4], key=lambda run: run.metrics["Spearman"])
@@ -836,14 +835,14 @@ def test_a_loss_that_returns_no_single_number_fails(tmp_path, monkeypatch, retur
 
 
 def test_a_failed_setting_is_not_chosen(tmp_path, monkeypatch):
-    train = schedule.train
+    train = schedule.run_training
 
     def fails_with_the_best(job):
         run = train(job)
         failed = job.settings["lr"] == 0.009
         return Run(**{**vars(run), "status": "failed", "metrics": {}, "failure": _failure(1.0)}) if failed else run
 
-    monkeypatch.setattr(schedule, "train", fails_with_the_best)
+    monkeypatch.setattr(schedule, "run_training", fails_with_the_best)
     runs = compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1)
     assert [run.status for run in runs] == ["ok", "ok", "ok", "failed", "ok"]
     assert runs[-1].settings["lr"] != 0.009
@@ -1256,7 +1255,7 @@ def observed_progress(monkeypatch, terminal=False):
     err.isatty = lambda: terminal
     monkeypatch.setattr(sys, "stderr", err)
     monkeypatch.setattr(compare_cli.click, "echo", out.append)
-    return compare._Progress(lambda: clock[0]), clock, out, err
+    return compare_cli._Progress(lambda: clock[0]), clock, out, err
 
 
 PLAN = comparison.Plan(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import importlib
 import inspect
 import itertools
 import math
@@ -15,6 +16,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -164,7 +166,8 @@ def test_every_loss_is_in_the_table():
     assert functions == {member.function.__name__ for member in LOSSES.values()}
     modules = {getattr(losses, name) for name in losses.__all__ if name.endswith("Loss")}
     assert modules - WRAPPERS == {member.module for member in LOSSES.values()}
-    for module in (losses.pair, losses.rank, losses.retrieval, losses.semantic):
+    for path in Path(losses.__file__).parent.glob("[a-z]*.py"):
+        module = importlib.import_module(f"sodeep.losses.{path.stem}")
         own = {name for name, x in vars(module).items() if getattr(x, "__module__", None) == module.__name__}
         public = {name for name in own if not name.startswith("_") and name.lower().endswith("loss")}
         assert public <= set(losses.__all__)
@@ -825,6 +828,7 @@ METRICS = {
     "average_precision": sodeep.average_precision,
     "average_precision_at_3": partial(sodeep.average_precision, k=3),
     "average_precision_of_all": partial(sodeep.average_precision, k=3, divisor="relevant"),
+    "trapezoidal_ap": sodeep.trapezoidal_ap,
     "map_at_r": sodeep.map_at_r,
     "r_precision": sodeep.r_precision,
     "recall_at_3": partial(sodeep.recall_at_k, k=3),

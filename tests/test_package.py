@@ -5,8 +5,10 @@ import re
 import runpy
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from importlib.util import resolve_name
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -18,72 +20,32 @@ ROOT = Path(__file__).parents[1]
 
 ORDER = [
     "_version",
-    "_names",
-    "_options",
-    "_progress",
-    "_arrays",
-    "_checks",
-    "_extras",
-    "_files",
-    "_signals",
-    "_precision",
-    "_sort",
-    "_ties",
-    "_lists",
-    "_labels",
+    "_core",
     "ranks",
     "generators",
-    "_comparing",
-    "_counting",
-    "_frozen",
     "sorters",
-    "_pickle_stream",
-    "_plain_pickle",
-    "_sealed",
-    "_torch_file",
     "checkpoint",
-    "export",
     "metrics",
     "evaluation",
-    "pictures",
+    "rank_plot",
     "training",
-    "refresh",
-    "scale",
-    "losses._common",
-    "losses.rank",
-    "losses.retrieval",
-    "losses.semantic",
-    "losses.pair",
-    "losses.embedding",
+    "distributed",
+    "multistage",
     "losses",
-    "weights",
     "samplers",
     "_api",
-    "tasks.tables",
-    "tasks.base",
-    "tasks.texts",
-    "tasks.encoders",
-    "tasks.images",
-    "tasks.layouts",
-    "tasks.generated",
-    "tasks.revisited",
-    "tasks.semantics",
-    "tasks.specs",
-    "tasks.retrieval",
-    "tasks.cross_modal",
-    "tasks.memorability",
-    "tasks.multi_label",
-    "tasks.toy",
+    "datasets",
     "tasks",
-    "compare",
-    "_report_figures",
+    "comparison",
     "report",
-    "_compare_cli",
     "__init__",
     "cli",
     "__main__",
 ]
-"""A module imports only what stands before it; "__init__" is the package as a whole."""
+"""A module imports only from what stands before it, or from its own package, without a circle.
+
+"__init__" is the package as a whole.
+"""
 
 
 def imports(path, package):
@@ -118,30 +80,54 @@ def module_name(path, package):
 
 
 def place(name, order):
-    while name not in order:
-        assert "." in name, f"{name} has no place in ORDER"
-        name = name.rpartition(".")[0]
-    return order.index(name)
+    top = name.split(".")[0]
+    assert top in order, f"{top} has no place in ORDER"
+    return order.index(top)
+
+
+def graph(package):
+    """Module -> the modules that it imports, all of the package."""
+    return {module_name(path, package): [*imports(path, package)] for path in sorted(package.rglob("*.py"))}
 
 
 def imports_upward(package, order):
     """What no module of `package` may import but does."""
     return [
         f"{name} imports {imported}"
-        for path in sorted(package.rglob("*.py"))
-        for name in [module_name(path, package)]
-        for imported in imports(path, package)
+        for name, found in graph(package).items()
+        for imported in found
         if place(imported, order) > place(name, order)
     ]
+
+
+def circle(package):
+    """Modules that import one another in a circle, or []."""
+    try:
+        TopologicalSorter({name: {*found} - {name} for name, found in graph(package).items()}).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
 
 
 def test_imports_go_downward_only():
     assert imports_upward(PACKAGE, ORDER) == []
 
 
+def test_no_modules_import_one_another():
+    assert circle(PACKAGE) == []
+
+
 def test_every_place_in_the_order_is_a_module():
-    assert {*ORDER} <= {module_name(path, PACKAGE) for path in PACKAGE.rglob("*.py")}
+    assert {*ORDER} == {module_name(path, PACKAGE).split(".")[0] for path in PACKAGE.rglob("*.py")}
     assert len({*ORDER}) == len(ORDER)
+
+
+def test_no_public_name_is_that_of_a_module_of_its_own():
+    """The module would stand in its place once it is imported."""
+    modules = {path.stem for path in PACKAGE.iterdir()}
+    assert [
+        name for name in sodeep.__all__ if name in modules and not isinstance(getattr(sodeep, name), ModuleType)
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -172,7 +158,18 @@ def test_an_import_upward_is_seen(tmp_path, line, found):
     for name in ("__init__", "_version", "losses/__init__", "losses/pair"):
         (package / f"{name}.py").touch()
     (package / "ranks.py").write_text(line)
-    assert imports_upward(package, ["_version", "ranks", "losses.pair", "losses", "__init__"]) == found
+    assert imports_upward(package, ["_version", "ranks", "losses", "__init__"]) == found
+
+
+def test_a_circle_is_seen(tmp_path):
+    package = tmp_path / "sodeep"
+    (package / "losses").mkdir(parents=True)
+    (package / "losses" / "__init__.py").write_text("from sodeep.losses.pair import pair_loss")
+    (package / "losses" / "pair.py").write_text("from sodeep.losses._base import Loss")
+    (package / "losses" / "_base.py").touch()
+    assert circle(package) == []
+    (package / "losses" / "_base.py").write_text("def late():\n    from sodeep.losses import pair_loss")
+    assert {*circle(package)} == {"losses", "losses.pair", "losses._base"}
 
 
 def test_import_is_light_and_silent():
@@ -198,8 +195,10 @@ finally:
 
 
 def test_a_name_is_found_whatever_was_imported_first():
-    for first in ("sodeep.ranks", "sodeep.tasks", "sodeep.cli", "sodeep._api"):
-        code = f"import {first}, sodeep; from sodeep import *; print(sodeep.climb is climb, sodeep.checkpoint.__name__)"
+    for first in ("sodeep.ranks", "sodeep.losses.embedding", "sodeep.tasks", "sodeep.cli", "sodeep._api"):
+        code = (
+            f"import {first}, sodeep; from sodeep import *; print(sodeep.gather is gather, sodeep.checkpoint.__name__)"
+        )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert done.stdout == "True sodeep.checkpoint\n"
 

@@ -296,7 +296,7 @@ def test_both_heads_read_the_counts_alike() -> None:
 
 def test_only_an_item_head_that_counts_is_tied_to_a_length() -> None:
     counting = build_sorter("lstm", 20, head="item", hidden=8)
-    assert (counting.seq_len, counting.config["seq_len"], counting.config["start"]) == (20, 20, "counting")
+    assert (counting.seq_len, counting.config["seq_len"], counting.config["init"]) == (20, 20, "counting")
     message = (
         "`scores` must have lists of 20 items, the length this lstm sorter was built for, got 19 real items. Leave a "
         "shorter last batch out (drop_last=True), use a length-free sorter such as 'set', or train one: "
@@ -314,7 +314,7 @@ def test_only_an_item_head_that_counts_is_tied_to_a_length() -> None:
     for case, sorter in free.items():
         assert sorter.seq_len is None, case
         assert sorter.config["seq_len"] is None, case
-        assert sorter.config.get("start", "random") == "random", case
+        assert sorter.config.get("init", "random") == "random", case
         assert sorter(normal(2, 19)).shape == (2, 19), case
 
 
@@ -326,7 +326,7 @@ def test_lstm_starts_as_published_when_told_so() -> None:
     torch.testing.assert_close(random.rnn.state_dict(), published.state_dict(), rtol=0, atol=0)
     counting = build_sorter("lstm", 5, hidden=8)
     assert [tuple(t.shape) for t in counting.parameters()] == [tuple(t.shape) for t in random.parameters()]
-    message = "^`start` must be one of counting, random, got 'sorted'.$"
+    message = "^`init` must be one of counting, random, got 'sorted'.$"
     with pytest.raises(ValueError, match=message):
         build_sorter("lstm", 5, init="sorted")
 
@@ -377,7 +377,7 @@ def test_cnn_starts_as_published_when_told_so() -> None:
     torch.manual_seed(0)
     build_sorter("cnn", 40, init="random")
     torch.testing.assert_close(torch.rand(()), drawn, rtol=0, atol=0)
-    with pytest.raises(ValueError, match=r"^`start` must be one of comparing, random, got 'sorted'.$"):
+    with pytest.raises(ValueError, match=r"^`init` must be one of comparing, random, got 'sorted'.$"):
         build_sorter("cnn", 40, init="sorted")
 
 
@@ -387,7 +387,7 @@ def test_a_narrow_cnn_cannot_compare() -> None:
 
     assert Narrow(40, init="random")(normal(2, 40)).shape == (2, 40)
     with pytest.raises(
-        ValueError, match="`start` must be 'random' where a convolution has fewer than 32 channels, got 16"
+        ValueError, match="`init` must be 'random' where a convolution has fewer than 32 channels, got 16"
     ):
         Narrow(40)
 
@@ -836,7 +836,7 @@ def test_sorter_on_another_device_is_an_error() -> None:
         (
             "lstm",
             {"hiden": 3},
-            "`config of the lstm sorter` must be one of seq_len, head, hidden, layers, normalize, start, got 'hiden'.",
+            "`config of the lstm sorter` must be one of seq_len, head, hidden, layers, normalize, init, got 'hiden'.",
         ),
         (
             "lstm",

@@ -140,7 +140,7 @@ def test_evaluation_is_repeatable_and_leaves_the_model_as_it_was(task):
 
 
 def test_losses_on_a_sorter_that_is_not_shipped_are_left_out(task, monkeypatch):
-    monkeypatch.setattr("sodeep.checkpoint.format.list_sorters", list)
+    monkeypatch.setattr("sodeep.comparison.losses_by_name.list_sorters", list)
     assert default_losses(type(task)) == [loss for loss in task.losses if not loss.endswith(":set")]
 
 

@@ -272,13 +272,13 @@ def test_longer_lists_are_known_where_they_were_measured_to_be_as_good(tmp_path,
     assert sodeep.load_sorter(tmp_path / "set").trained["known_lengths"] == [4, 120]
     assert train_sorter(tiny(sorter="gru-sum")).sorter.known_lengths == (4, 12)
     assert "known_lengths" not in train_sorter(tiny(sorter="mlp", seq_len=6)).sorter.trained
-    monkeypatch.setattr(training, "LONGEST_MEASURED", 50)
+    monkeypatch.setattr("sodeep.training.run.LONGEST_MEASURED", 50)
     assert train_sorter(tiny()).sorter.known_lengths == (4, 50)
 
     def worse_on_long_lists(ranks, scores, *options):
         return gradient_mismatch(ranks, scores, *options) + 100 * (scores.shape[-1] > 12)
 
-    monkeypatch.setattr(training, "gradient_mismatch", worse_on_long_lists)
+    monkeypatch.setattr("sodeep.training.objective.gradient_mismatch", worse_on_long_lists)
     assert train_sorter(tiny()).sorter.known_lengths == (4, 12)
 
 

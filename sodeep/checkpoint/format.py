@@ -266,7 +266,7 @@ def read_header(name_or_path: str | os.PathLike[str]) -> SorterCard:
 
 def _shipped() -> dict[str, Path]:
     """Shipped sorters by name: in the package once installed, beside it in a checkout."""
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     for folder in (package / "pretrained", package.parent / "pretrained"):
         if folder.is_dir():
             return {path.stem: path for path in sorted(folder.glob("*.safetensors"))}

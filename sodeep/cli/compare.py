@@ -195,7 +195,7 @@ def compare(
 
 def _report(out: Path, baseline: str | None, tensorboard: bool) -> None:
     """Write the reports to the folder, and print the table."""
-    from sodeep.comparison.compare import sole_comparison
+    from sodeep.comparison._compare import sole_comparison
     from sodeep.comparison.read import read_comparison
     from sodeep.report.tables import repeated_note
     from sodeep.report.text import text_table

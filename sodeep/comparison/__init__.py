@@ -6,7 +6,7 @@
 Import from here. Losses are named as in `sodeep.comparison.losses_by_name`.
 """
 
-from sodeep.comparison.compare import compare as compare
+from sodeep.comparison._compare import compare as compare
 from sodeep.comparison.read import Comparison as Comparison, read_comparison as read_comparison
 from sodeep.comparison.runs import Run as Run, read_runs as read_runs
 from sodeep.comparison.schedule import ComparisonStopped as ComparisonStopped, Plan as Plan

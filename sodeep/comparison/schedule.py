@@ -26,7 +26,7 @@ from sodeep._core.files import write_atomic
 from sodeep._core.signals import stop_signals
 from sodeep.comparison.losses_by_name import loss_by_name
 from sodeep.comparison.runs import Run, key, key_of, parse_run, read_runs
-from sodeep.comparison.train import VALIDATIONS, Job, Training, failed_test, load_task, train
+from sodeep.comparison.train import VALIDATIONS, Job, Training, failed_test, load_task, run_test, run_training
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Schedule:
         trainings = {job: self.done.get(key(loss, seed, job.settings)) for job in self.work[loss, seed]}
         missing = [job for job, run in trainings.items() if run is None]
         if missing:
-            return [(train, job) for job in missing]
+            return [(run_training, job) for job in missing]
         test = self.done.get(key(loss, seed, None))
         ok = {job: run for job, run in trainings.items() if run is not None and run.status == "ok"}
         if not ok:
@@ -168,7 +168,7 @@ class Schedule:
         best = max(ok, key=lambda job: _or_lowest(ok[job].metrics[self.primary_metric]))  # the first of equals
         if test is not None and test.settings == best.settings:
             return []
-        return [(test, best, ok[best])] if best.weights.exists() else [(train, best)]
+        return [(run_test, best, ok[best])] if best.weights.exists() else [(run_training, best)]
 
     def _keep(self, run: Run) -> None:
         """Append the run."""
@@ -197,7 +197,7 @@ class Schedule:
         first: dict[str, Job] = {}
         for loss, seed in self.work:
             calls = self._calls(loss, seed)
-            jobs_to_do = [job for function, job, *_ in calls if function is train]
+            jobs_to_do = [job for function, job, *_ in calls if function is run_training]
             if calls:
                 tests[loss] += 1
                 trainings[loss] += len(jobs_to_do)

@@ -111,7 +111,7 @@ def task_of(job: Job) -> Task:
     return task
 
 
-def train(job: Job) -> Run:
+def run_training(job: Job) -> Run:
     """Train with one setting, save the weights, and evaluate on the validation split."""
     task = task_of(job)
     run = Run(
@@ -271,7 +271,7 @@ class _LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 yield StorageWeakRef(storage), storage.nbytes()  # type: ignore[no-untyped-call]
 
 
-def test(job: Job, chosen: Run) -> Run:
+def run_test(job: Job, chosen: Run) -> Run:
     """The weights of the setting chosen, on the test split."""
     task = task_of(job)
     try:

@@ -56,6 +56,7 @@ def histogram_loss(
         Ustinova, Lempitsky. Learning Deep Embeddings with Histogram Loss. NeurIPS 2016.
 
     Example:
+        >>> import torch
         >>> scores = torch.tensor([[0.8, 0.4, 0.2]])
         >>> relevant = torch.tensor([[True, False, False]])
         >>> histogram_loss(scores, relevant)

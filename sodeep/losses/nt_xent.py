@@ -44,6 +44,7 @@ def nt_xent_loss(
         2020.
 
     Example:
+        >>> import torch
         >>> scores = torch.tensor([[1.0, 0.0, 0.0]])
         >>> relevant = torch.tensor([[True, False, False]])
         >>> nt_xent_loss(scores, relevant, temperature=1.0)  # log(1 + 2 / e)
@@ -100,6 +101,7 @@ def n_pairs_loss(
         Sohn. Improved Deep Metric Learning with Multi-class N-pair Loss Objective. NeurIPS 2016.
 
     Example:
+        >>> import torch
         >>> n_pairs_loss(torch.tensor([[5.0, 1.0, 1.0]]), torch.tensor([[True, False, False]]))
         tensor(0.0360)
     """
@@ -110,6 +112,7 @@ class NPairsLoss(Loss[ListStats]):
     """Module form of `n_pairs_loss`.
 
     Example:
+        >>> import torch
         >>> NPairsLoss()(torch.tensor([[5.0, 1.0, 1.0]]), torch.tensor([[True, False, False]]))
         tensor(0.0360)
     """
@@ -153,6 +156,7 @@ def nca_loss(
         Salakhutdinov, Hinton. Learning a Nonlinear Embedding by Preserving Class Neighbourhood Structure. AISTATS 2007.
 
     Example:
+        >>> import torch
         >>> nca_loss(torch.zeros(1, 4), torch.tensor([[True, False, False, False]]))  # log 4
         tensor(1.3863)
     """

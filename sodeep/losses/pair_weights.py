@@ -6,7 +6,7 @@ Bleeker & de Rijke 2022 count the pairs whose weight is not negligible (COCOS, c
 Both work here for any loss of ``(scores, relevant)``, ours or yours, since both come from autograd, not from formulas.
 
 Example:
-    >>> from sodeep.losses.pair import TripletLoss
+    >>> from sodeep.losses import TripletLoss
     >>> scores = torch.tensor([[0.8, 0.3, 0.7, 0.4]])
     >>> relevant = torch.tensor([[True, True, False, False]])
     >>> pair_weights(TripletLoss(mining="semihard"), scores, relevant)  # 0.8 is to go up and 0.7 down
@@ -117,7 +117,7 @@ def contributing_pairs(
         ValueError: as `pair_weights`, or `threshold` is outside [0, 1).
 
     Example:
-        >>> from sodeep.losses.pair import NTXentLoss
+        >>> from sodeep.losses import NTXentLoss
         >>> scores = torch.tensor([[0.9, 0.8, 0.1, 0.0], [0.9, 0.2, 0.1, 0.0]])
         >>> relevant = torch.tensor([[True, False, False, False], [False, False, False, False]])
         >>> contributing_pairs(NTXentLoss(), scores, relevant)  # the second query has no positive

@@ -71,6 +71,7 @@ def build_sorter(name: str, seq_len: int | None = None, **config: Any) -> Sorter
         ValueError: an unknown name or option, or a value the sorter cannot be built with.
 
     Example:
+        >>> import torch
         >>> sorter = build_sorter("set")
         >>> sorter(torch.tensor([[0.3, -1.2, 0.8, 0.1]])).round().tolist()
         [[2.0, 4.0, 1.0, 3.0]]

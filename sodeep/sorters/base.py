@@ -67,6 +67,7 @@ def double_backward() -> Iterator[None]:
     It changes nothing for other sorters or on a CPU.
 
     Example:
+        >>> from sodeep import build_sorter
         >>> sorter = build_sorter("gru-sum")
         >>> scores = torch.tensor([[0.3, -1.2, 0.8]], requires_grad=True)
         >>> with double_backward():
@@ -139,6 +140,7 @@ class Sorter(nn.Module):
         source: what `load_sorter` was given for it, as long as its weights are those of that file; else None.
 
     Example:
+        >>> from sodeep import build_sorter
         >>> sorter = build_sorter("set").freeze()
         >>> sorter(torch.tensor([[0.2, 0.9, 0.5]])).shape
         torch.Size([1, 3])
@@ -216,6 +218,7 @@ class Sorter(nn.Module):
         """`forward` without what only makes its gradient: its values are fitted by this.
 
         Example:
+            >>> from sodeep import build_sorter
             >>> sorter = build_sorter("set")
             >>> sorter.values(torch.tensor([0.3, -1.2, 0.8])).sum().backward()
             >>> any(weight.grad is not None for weight in sorter.slope.parameters())

@@ -18,6 +18,7 @@ of a loss has changed, its new settings are trained, and the best is tested if i
 writes to a folder.
 
 >>> import tempfile
+>>> from sodeep.comparison import compare, summarise
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     runs = compare("memorability", ["mse", "spearman:laplace"], out=folder, seeds=2, epochs=1)
 ...     summary = summarise(runs)
