@@ -216,9 +216,9 @@ def test_names_that_help_lists_are_those_of_the_code():
     assert tuple(sodeep.SORTERS) == names.SORTERS
     assert tuple(sodeep.training.objective.VALUE_LOSSES) == names.VALUE_LOSSES
     assert tuple(sodeep.DISTRIBUTIONS) == names.DISTRIBUTIONS
-    script = runpy.run_path(str(ROOT / "scripts/list_layouts.py"))
+    script = runpy.run_path(str(ROOT / "scripts/list_for_help.py"))
     listed = {"losses": names.losses_by_task(), "ranks": names.ranks()}
-    assert (names.layouts(), listed) == (script["layouts"](), script["losses"]()), "run scripts/list_layouts.py"
+    assert (names.layouts(), listed) == (script["layouts"](), script["losses"]()), "run scripts/list_for_help.py"
 
 
 def test_a_hang_ends_the_run_and_shows_the_test(tmp_path):

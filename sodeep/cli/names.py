@@ -40,7 +40,7 @@ DISTRIBUTIONS = (
 def layouts() -> dict[str, dict[str, str]]:
     """For each task of ``sodeep compare`` that reads data: name of a layout -> what it expects.
 
-    The file is written by ``scripts/list_layouts.py``.
+    The file is written by ``scripts/list_for_help.py``.
     """
     listed: dict[str, dict[str, str]] = _read("layouts.json")
     return listed
