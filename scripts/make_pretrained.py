@@ -14,13 +14,13 @@ whole script with a hundredth of the steps (into --out, not pretrained/).
 import dataclasses
 import datetime
 import json
-import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
+from _machine import cpu
 
 import sodeep
 from sodeep import evaluation
@@ -42,11 +42,7 @@ HALF = ("lstm", "cnn")
 
 def machine(device: str) -> str:
     """In words, for the card."""
-    if torch.device(device).type == "cuda":
-        return torch.cuda.get_device_name()
-    with open("/proc/cpuinfo") as file:
-        names = [line.split(":")[1].strip() for line in file if line.startswith("model name")]
-    return f"{len(names)} cores of {names[0]}" if names else platform.processor()
+    return torch.cuda.get_device_name() if torch.device(device).type == "cuda" else cpu()
 
 
 def made(name: str, seconds: float, device: str) -> dict[str, Any]:
@@ -72,7 +68,7 @@ def measure(name: str, path: Path) -> dict[str, Any]:
         "weights": sum(p.numel() for p in sorter.parameters()),
         "bytes": path.stat().st_size,
         "n": n,
-        "measured": f"one thread of {machine('cpu')}, torch {torch.__version__}, {datetime.date.today()}",
+        "measured": f"one thread of {cpu()}, torch {torch.__version__}, {datetime.date.today()}",
         "training": {k: v for k, v in sorter.trained.items() if k != "errors"},
         "results": [r.to_dict() for r in results],
     }
