@@ -22,7 +22,7 @@ DISTRIBUTIONS = ("ordinary", "multi-scale", "heavy-tailed", "clusters", "bimodal
 
 @pytest.fixture(scope="module")
 def script():
-    loader = SourceFileLoader("draw_pareto_front", str(Path(__file__).parents[1] / "scripts" / "draw_pareto_front.py"))
+    loader = SourceFileLoader("draw_pareto_front", str(Path(__file__).parents[2] / "scripts" / "draw_pareto_front.py"))
     module = module_from_spec(spec_from_loader("draw_pareto_front", loader))
     sys.modules["draw_pareto_front"] = module  # dataclasses look their module up
     loader.exec_module(module)

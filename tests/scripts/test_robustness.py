@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPTS = Path(__file__).parents[1] / "scripts"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the scripts read /proc")
 pytest.importorskip("PIL")

@@ -13,7 +13,7 @@ import torch
 import sodeep
 from sodeep.generators import draw
 
-FOLDER = Path(__file__).parents[1] / "pretrained"
+FOLDER = Path(__file__).parents[2] / "pretrained"
 FILES = {path.stem: path for path in sorted(FOLDER.glob("*.safetensors"))}
 CARDS = {path.stem: json.loads(path.read_text()) for path in FOLDER.glob("*.json")}
 

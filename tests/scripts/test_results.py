@@ -11,7 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-SCRIPTS = Path(__file__).parents[1] / "scripts"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 @pytest.fixture
