@@ -143,7 +143,7 @@ def read_data(known: Mapping[str, Layout], file: bool = False) -> Read:
 
     def read(path: Path, folder: Path) -> None:
         place = path if file else folder
-        found = [layout for layout in known.values() if layout.found(place)]
+        found = [layout for layout in known.values() if layout.matches(place)]
         if not found:
             raise ValueError(f"{place} is of no layout")  # as the tasks say
         found[0].read(place)

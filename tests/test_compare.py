@@ -29,7 +29,7 @@ from sodeep._core import progress
 from sodeep.cli import compare as compare_cli
 from sodeep.cli.group import main
 from sodeep.comparison import compare, schedule, train
-from sodeep.comparison.losses_by_name import RANKS, LossSpec, loss_by_name
+from sodeep.comparison.losses_by_name import LOSSES, PEERS, RANK_LOSSES, RANKS, LossSpec, loss_by_name
 from sodeep.comparison.runs import Run, read_runs
 from sodeep.comparison.statistics import summarise
 from sodeep.datasets.splits import drawn_split
@@ -49,7 +49,8 @@ def plain(runs):
 def finished(tmp_path_factory):
     out = tmp_path_factory.mktemp("comparison")
     seen = []
-    runs = compare("memorability", ["mse", "spearman:laplace"], out=out, on_run=lambda *told: seen.append(told), **TINY)
+    losses = ["mse", "spearman:laplace"]
+    runs = compare("memorability", losses, out=out, on_run=lambda *arguments: seen.append(arguments), **TINY)
     return out, runs, seen
 
 
@@ -62,7 +63,7 @@ def test_every_loss_and_seed_is_tuned_and_tested_once(finished):
         for seed in (0, 1):
             own = [run for run in runs if (run.loss, run.seed) == (loss, seed)]
             assert [run.stage for run in own] == ["tuning"] * 4 + ["test"]
-            assert [run.settings for run in own[:4]] == loss_by_name(loss).grid(TASKS["memorability"].rates)
+            assert [run.settings for run in own[:4]] == loss_by_name(loss).grid(TASKS["memorability"].learning_rates)
     assert all(run.status == "ok" for run in runs)
     assert [(done, total) for _, done, total in seen] == [(i, 20) for i in range(1, 21)]
 
@@ -455,16 +456,16 @@ def test_a_worker_that_dies_stops_a_comparison_that_then_goes_on(tmp_path, monke
 
 def test_one_process_at_a_time_writes_to_a_folder(tmp_path):
     pytest.importorskip("fcntl")
-    told = []
+    messages = []
 
     def start_another(*_):
         with pytest.raises(FileExistsError) as error:
             compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1)
-        told.append(str(error.value))
+        messages.append(str(error.value))
 
     runs = compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1, on_run=start_another)
     expected = f"`out` {tmp_path} is being written by another comparison. Wait for it to end, or choose another folder."
-    assert told == [expected] * 5
+    assert messages == [expected] * 5
     assert compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1) == runs
 
 
@@ -582,7 +583,7 @@ def test_other_data_under_the_same_name_are_not_mixed_in(tmp_path):
     given = {"out": tmp_path / "runs", "epochs": 1}
     runs = compare("memorability", ["mse"], data=first, seeds=1, **given)
     held = tmp_path / "runs/comparison.json"
-    marked = held.read_bytes()
+    saved = held.read_bytes()
     expected = (
         f"`out` {tmp_path / 'runs'} holds a comparison on other data under the name 'scores'. "
         "Choose another folder, or delete it."
@@ -591,11 +592,11 @@ def test_other_data_under_the_same_name_are_not_mixed_in(tmp_path):
         compare("memorability", ["mse"], data=second, seeds=1, **given)
     moved = scores_file(tmp_path / "v3/scores.csv")  # the same data elsewhere, whichever seed comes first
     assert len(compare("memorability", ["mse"], data=moved, seeds=[1, 0], **given)) == 10
-    assert held.read_bytes() == marked
-    older = {name: value for name, value in json.loads(marked).items() if name != "checksum"}
+    assert held.read_bytes() == saved
+    older = {name: value for name, value in json.loads(saved).items() if name != "checksum"}
     held.write_text(json.dumps(older))
     assert compare("memorability", ["mse"], data=first, seeds=1, **given) == runs
-    assert json.loads(held.read_bytes()) == json.loads(marked)
+    assert json.loads(held.read_bytes()) == json.loads(saved)
 
 
 def test_an_edited_file_is_read_again(tmp_path):
@@ -760,7 +761,7 @@ def bad_losses(tmp_path, monkeypatch):
     return "bad_losses_of_a_test"
 
 
-def test_failures_are_marked_and_the_others_go_on(bad_losses, tmp_path):
+def test_failures_are_recorded_and_the_others_go_on(bad_losses, tmp_path):
     losses = [f"{bad_losses}:{name}" for name in ("TurnsNaN", "bad_gradient", "raises")]
     runs = compare("memorability", [*losses, "mse"], out=tmp_path / "out", seeds=1, epochs=1)
     assert len(runs) == 20
@@ -855,7 +856,10 @@ def test_a_failed_setting_is_not_chosen(tmp_path, monkeypatch):
             "`task` must be one of retrieval, cross-modal, memorability, multi-label, toy, got 'memory'.",
         ),
         ({"losses": []}, "`losses` must name at least one loss, got none. None stands for mse, "),
-        ({"losses": ["smooth-ap"]}, "`loss` must fit the memorability task, got 'smooth-ap', a loss of another kind. "),
+        (
+            {"losses": ["smooth-ap"]},
+            "`loss` must fit the memorability task, got 'smooth-ap', a loss with another call signature. ",
+        ),
         ({"losses": ["mes"]}, "`loss` must be one of mse, l1, "),
         ({"seeds": 0}, "`seeds` must be a whole number of at least 1, got 0."),
         ({"epochs": 0}, "`epochs` must be a whole number of at least 1, got 0."),
@@ -1025,8 +1029,8 @@ class Line(Task):
 
     name = "line"
     metrics = {"Spearman": True}  # noqa: RUF012
-    headline, baseline, losses, accepts = "Spearman", "mse", ("mse",), ("target",)
-    epochs, rates, tensors = 2, (1e-3, 1e-2), ("x", "y")
+    primary_metric, baseline, losses, accepts = "Spearman", "mse", ("mse",), ("target",)
+    epochs, learning_rates, tensors = 2, (1e-3, 1e-2), ("x", "y")
 
     def __init__(self, data, seed=0, **options):
         super().__init__(data, seed, **options)
@@ -1095,13 +1099,15 @@ def test_command(tmp_path):
 
 
 def test_help_names_the_layouts_that_each_task_reads():
-    told = " ".join(CliRunner().invoke(main, ["compare", "--help"], terminal_width=100).output.split())
-    for task, kind in TASKS.items():
-        assert (f"--data of {task}:" in told) == bool(kind.layouts)
-        for name, layout in kind.layouts.items():
-            assert f"{name} {' '.join(layout.expects.split())}" in told
+    text = " ".join(CliRunner().invoke(main, ["compare", "--help"], terminal_width=100).output.split())
+    for task, task_class in TASKS.items():
+        assert (f"--data of {task}:" in text) == bool(task_class.layouts)
+        for name, layout in task_class.layouts.items():
+            assert f"{name} {' '.join(layout.expects.split())}" in text
+    for name in (*LOSSES, *(f"{loss}:RANK" for loss in RANK_LOSSES), *(f"peer:{peer}" for peer in PEERS)):
+        assert re.search(rf" {name}(,| )", text.partition("--loss for")[2])
     for rank in RANKS:
-        assert f" {rank}," in told.partition("RANK is")[2]
+        assert f" {rank}," in text.partition("RANK in --loss:")[2]
 
 
 def test_no_tested_run_is_a_failure(bad_losses, tmp_path):
@@ -1142,13 +1148,14 @@ def test_a_loss_of_the_form_of_pytorch_metric_learning(tmp_path, monkeypatch):
     runs = compare("retrieval", [name], out=tmp_path / "out", seeds=1, epochs=1)
     assert {run.status for run in runs} == {"ok"}
     expected = (
-        f"`loss` must fit the memorability task, got '{name}', a loss of another kind. It is called as loss(embeddings "
-        "(n, d), labels (n,)), this task calls loss(scores (n,), target (n,)). Those compared by default are "
+        f"`loss` must fit the memorability task, got '{name}', a loss with another call signature. It is called as "
+        "loss(embeddings (n, d), labels (n,)), this task calls loss(scores (n,), target (n,)). Those compared by "
+        "default are "
     )
     with pytest.raises(ValueError, match="^" + re.escape(expected)):
         compare("memorability", [name], out=tmp_path / "other")
-    told = " ".join(CliRunner().invoke(main, ["compare", "--help"], terminal_width=100).output.split())
-    assert "in retrieval as loss(embeddings, labels) if its first argument is called embeddings" in told
+    text = " ".join(CliRunner().invoke(main, ["compare", "--help"], terminal_width=100).output.split())
+    assert "in retrieval as loss(embeddings, labels) if its first argument is named embeddings" in text
 
 
 def test_command_writes_for_tensorboard(tmp_path):
@@ -1209,7 +1216,7 @@ def test_the_queries_of_in_shop_are_searched_in_its_gallery(tmp_path):
     with np.load(tmp_path / "out" / test.details) as arrays:
         x, labels = arrays["embeddings"].astype(np.float64), arrays["embedding_labels"]
         assert arrays["ap"].shape == (8,)  # queries
-        assert arrays["strip_pictures"].shape == (16, 10, 64, 64, 3)
+        assert arrays["strip_images"].shape == (16, 10, 64, 64, 3)
     x /= np.linalg.norm(x, axis=1, keepdims=True)
     first = [labels[8:][(x[8:] @ query).argmax()] == label for query, label in zip(x[:8], labels[:8], strict=True)]
     assert test.metrics["R@1"] == pytest.approx(np.mean(first))
@@ -1222,7 +1229,10 @@ def test_the_queries_of_in_shop_are_searched_in_its_gallery(tmp_path):
             ["memory"],
             "Error: `task` must be one of retrieval, cross-modal, memorability, multi-label, toy, got 'memory'.\n",
         ),
-        (["toy", "--loss", "mse"], "Error: `loss` must fit the toy task, got 'mse', a loss of another kind. "),
+        (
+            ["toy", "--loss", "mse"],
+            "Error: `loss` must fit the toy task, got 'mse', a loss with another call signature. ",
+        ),
         (
             ["toy", "--loss", "mpa:laplace"],
             "Error: `loss` must name a module that is installed or in ",
@@ -1238,7 +1248,7 @@ def test_mistakes_are_one_message(arguments, expected, tmp_path, monkeypatch):
     assert "Traceback" not in result.output
 
 
-def told(monkeypatch, terminal=False):
+def observed_progress(monkeypatch, terminal=False):
     """A `_Progress` whose clock is set by hand, and what it has said."""
     monkeypatch.setattr(progress, "FIRST", 5.0)
     clock, out, err = [0.0], [], io.StringIO()
@@ -1260,7 +1270,7 @@ PLAN = comparison.Plan(
 
 
 def test_how_far_it_is_where_there_is_no_terminal(monkeypatch):
-    progress, clock, out, err = told(monkeypatch)
+    progress, clock, out, err = observed_progress(monkeypatch)
     progress.begin(PLAN)
     assert out.pop().splitlines() == [
         "loss        ms/step  a training  trainings",
@@ -1283,7 +1293,7 @@ def test_how_far_it_is_where_there_is_no_terminal(monkeypatch):
 
 
 def test_the_line_on_a_terminal_is_cleared_and_the_cursor_left_alone(monkeypatch):
-    progress, clock, out, err = told(monkeypatch, terminal=True)
+    progress, clock, out, err = observed_progress(monkeypatch, terminal=True)
     progress.begin(PLAN)
     clock[0] = 1
     progress(made_up("mse", [0.5])[0], 1, 20)
@@ -1368,12 +1378,12 @@ def test_killed_comparisons_end_as_others_do():
 def test_a_signal_keeps_what_is_done(tmp_path, signum, jobs):
     with started(tmp_path, jobs) as process:
         process.send_signal(signum)
-        _, told = process.communicate(timeout=60)  # the workers too have let go of stderr
+        _, errors = process.communicate(timeout=60)  # the workers too have let go of stderr
     assert process.returncode == 128 + signum
     assert re.fullmatch(
         rf"(training: .*\n)*\nStopped\. \d+ of 200 runs are kept in {re.escape(str(tmp_path))}: "
         r"start again to go on\.\n",
-        told,
+        errors,
     )
     assert len(read_runs(tmp_path)) >= 1
 

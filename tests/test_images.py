@@ -1,4 +1,4 @@
-"""Pictures in every mode that files have, against the arrays that they were written from."""
+"""Images in every mode that files have, against the arrays that they were written from."""
 
 import io
 import re
@@ -23,8 +23,8 @@ def ramp(top, dtype=np.float64, channels=()):
 def written(array, suffix="png", mode=None, **options):
     """Name and bytes of a file."""
     file = io.BytesIO()
-    picture = Image.fromarray(array) if mode is None else Image.fromarray(array).convert(mode)
-    picture.save(file, suffix, **options)
+    image = Image.fromarray(array) if mode is None else Image.fromarray(array).convert(mode)
+    image.save(file, suffix, **options)
     return f"x.{suffix}", file.getvalue()
 
 
@@ -78,8 +78,8 @@ def test_one_white_for_a_data_set():
     dark, bright = ramp(900, np.uint16), ramp(4000, np.uint16)
     eight, real = ramp(255, np.uint8), ramp(0.5, np.float32)
     found = read(written(dark), written(eight), written(bright), written(real, "tiff"))
-    for picture, values, white in zip(found, (dark, eight, bright, real), (4095, 255, 4095, 1), strict=True):
-        assert_close(picture, small(values) * 255 / white)
+    for image, values, white in zip(found, (dark, eight, bright, real), (4095, 255, 4095, 1), strict=True):
+        assert_close(image, small(values) * 255 / white)
 
 
 @pytest.mark.parametrize(
@@ -124,14 +124,14 @@ def test_cmyk_in_jpeg_and_webp():
 def test_transparent_is_white():
     colours = ramp(200, np.uint8, (3,))
     alpha = ramp(255, np.uint8)
-    share = alpha[..., None] / 255
-    shown = small(colours * share + 255 * (1 - share))
+    fraction = alpha[..., None] / 255
+    shown = small(colours * fraction + 255 * (1 - fraction))
     both = np.dstack([colours, alpha])
     for suffix in ("png", "tiff", "webp"):
         options = {"lossless": True, "exact": True} if suffix == "webp" else {}
         assert_close(read(written(both, suffix, **options))[0], shown)
     grey = np.dstack([colours[..., 0], alpha])
-    shown_grey = small(colours[..., 0] * share[..., 0] + 255 * (1 - share[..., 0]))
+    shown_grey = small(colours[..., 0] * fraction[..., 0] + 255 * (1 - fraction[..., 0]))
     assert_close(read(written(grey))[0], shown_grey)
     assert_close(read(written(grey), grey=True)[0], shown_grey)
     indexed = Image.fromarray(ramp(255, np.uint8)).convert("P")
@@ -153,7 +153,7 @@ def test_the_first_frame_of_an_animation():
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_pictures_are_turned_as_their_exif_says(orientation, dtype):
+def test_images_are_turned_as_their_exif_says(orientation, dtype):
     upright = ramp(np.iinfo(dtype).max, dtype)
     turn = {
         1: lambda x: x,
@@ -199,7 +199,7 @@ def test_16_bits_in_colour():
     assert_close(read(png(np.dstack([values, alpha]), 6))[0], small(values) / 257, most=1.5)
     assert_close(read(png(np.dstack([values[..., 0], alpha]), 4))[0], small(values[..., 0]) / 257, most=1.5)
     expected = (
-        "Pictures of 16 bits in colour must use more than the lower 14 of them, got less in all, the last in x.png. "
+        "Images of 16 bits in colour must use more than the lower 14 of them, got less in all, the last in x.png. "
         "Pillow reads only the upper 8: save them with 8 bits a channel."
     )
     for dark in (png(ramp(4095, np.uint16, (3,)), 2), png(np.dstack([ramp(4095, np.uint16, (3,)), alpha]), 6)):
@@ -225,11 +225,11 @@ def test_files_that_cannot_be_read(tmp_path):
         path = tmp_path / "x.png"
         path.write_bytes(content)
         with pytest.raises(
-            ValueError, match=f"^{re.escape(str(path))} must be a picture, got a file that Pillow cannot"
+            ValueError, match=f"^{re.escape(str(path))} must be an image, got a file that Pillow cannot"
         ):
             read_images([path], SIZE)
 
 
-def test_no_pictures():
+def test_no_images():
     assert read_images([], 8).shape == (0, 8, 8, 3)
     assert read_images([], 8, grey=True).shape == (0, 8, 8)

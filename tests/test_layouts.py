@@ -31,13 +31,13 @@ def write(root, files):
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if content is None:
-            path.write_bytes(picture(number))
+            path.write_bytes(image(number))
         else:
             path.write_text(content)
     return root
 
 
-def picture(number, suffix="PNG"):
+def image(number, suffix="PNG"):
     image = pytest.importorskip("PIL.Image")
     file = io.BytesIO()
     image.new("RGB", (20, 10), (number, 2 * number, 3 * number)).save(file, suffix)
@@ -788,7 +788,7 @@ FOLDERS = {f"{name}/{i}.PNG": None for name in ("ant", "bee", "cat", "dog") for 
 
 def test_class_folders(tmp_path):
     found = read_class_folders(
-        write(tmp_path / "one", FOLDERS | {"ant/notes.md": "no picture", "labels.txt": "", ".cache/x": ""})
+        write(tmp_path / "one", FOLDERS | {"ant/notes.md": "no image", "labels.txt": "", ".cache/x": ""})
     )
     assert [path.parent.name for path in found.train.paths] == ["ant", "ant", "cat", "cat"]
     assert (found.train.labels, found.queries.labels) == ([0, 0, 1, 1], [2, 2, 3, 3])
@@ -805,7 +805,7 @@ def test_class_folders(tmp_path):
         assert data.items.shape == (8, 64, 64, 3)
 
 
-def test_pictures_of_16_bits(tmp_path):
+def test_images_of_16_bits(tmp_path):
     image = pytest.importorskip("PIL.Image")
     values = np.linspace(0, 65535, 64 * 64).reshape(64, 64).astype(np.uint16)
     write(tmp_path, FOLDERS)
@@ -817,21 +817,21 @@ def test_pictures_of_16_bits(tmp_path):
 
 def test_class_folders_errors(tmp_path):
     missing = message(read_class_folders, tmp_path / "x", error=FileNotFoundError)
-    assert missing == f"`folder` must have a folder of pictures for each class, got '{tmp_path / 'x'}', not there."
+    assert missing == f"`folder` must have a folder of images for each class, got '{tmp_path / 'x'}', not there."
     few = write(tmp_path / "few", {name: None for name in FOLDERS if name < "d"})
     assert message(read_class_folders, few) == (
-        "`folder` must have two classes or more to train on and two for the test, a folder of pictures each, got 2 and "
+        "`folder` must have two classes or more to train on and two for the test, a folder of images each, got 2 and "
         f"1 in '{few}'."
     )
     one = write(tmp_path / "one", FOLDERS)
     (one / "dog/1.PNG").unlink()
     assert message(read_class_folders, one) == (
-        f"`folder` must have two pictures or more of each class, got 1 in '{one / 'dog'}'. "
+        f"`folder` must have two images or more of each class, got 1 in '{one / 'dog'}'. "
         "Add some, or move that folder away."
     )
     empty = write(tmp_path / "empty", {**FOLDERS, "notes/readme.md": ""})
     assert message(only, retrieval.RETRIEVAL, empty) == (
-        f"`folder` must have two pictures or more of each class, got 0 in '{empty / 'notes'}'. "
+        f"`folder` must have two images or more of each class, got 0 in '{empty / 'notes'}'. "
         "Add some, or move that folder away."
     )
     both = write(tmp_path / "both", {f"{part}/{name}": None for part in ("train", "test") for name in FOLDERS})
@@ -1165,7 +1165,7 @@ def test_features_of_a_wrong_kind(tmp_path, task, name, array, fault):
 
 def only(kinds, path):
     """Data of the one layout that recognises `path`."""
-    (layout,) = (layout for layout in kinds.values() if layout.found(path))
+    (layout,) = (layout for layout in kinds.values() if layout.matches(path))
     return layout.read(path)
 
 
@@ -1226,13 +1226,13 @@ def test_other_layouts(tmp_path):
     ("side", "found"),
     [(5001, "5001 x 5001 pixels in {} bytes"), (20_000, "Image size (400000000 pixels) exceeds limit")],
 )
-def test_a_picture_of_many_pixels_in_few_bytes(tmp_path, side, found):
+def test_an_image_of_many_pixels_in_few_bytes(tmp_path, side, found):
     path = write(tmp_path, CUB) / "images/001.Albatross/a.jpg"
-    header = picture(1)[12:16] + side.to_bytes(4, "big") * 2 + picture(1)[24:29]
-    path.write_bytes(picture(1)[:12] + header + zlib.crc32(header).to_bytes(4, "big") + picture(1)[33:])
-    told = message(only, retrieval.RETRIEVAL, tmp_path)
+    header = image(1)[12:16] + side.to_bytes(4, "big") * 2 + image(1)[24:29]
+    path.write_bytes(image(1)[:12] + header + zlib.crc32(header).to_bytes(4, "big") + image(1)[33:])
+    text = message(only, retrieval.RETRIEVAL, tmp_path)
     found = found.format(path.stat().st_size)
-    assert told.startswith(f"{path} must be a picture, got a file that Pillow cannot read ({found}")
+    assert text.startswith(f"{path} must be an image, got a file that Pillow cannot read ({found}")
 
 
 def test_a_number_beyond_64_bits(tmp_path):
@@ -1263,9 +1263,9 @@ def test_a_damaged_npz_says_so(tmp_path):
     )
 
 
-def test_a_picture_that_is_none(tmp_path):
+def test_an_image_that_is_none(tmp_path):
     path = write(tmp_path, CUB) / "images/001.Albatross/a.jpg"
     path.write_text("<html>")
     assert message(only, retrieval.RETRIEVAL, tmp_path) == (
-        f"{path} must be a picture, got a file that Pillow cannot read (cannot identify image file '{path}')."
+        f"{path} must be an image, got a file that Pillow cannot read (cannot identify image file '{path}')."
     )

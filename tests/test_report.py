@@ -31,19 +31,19 @@ JITTER = [0.0, 0.001, -0.001]
 
 def retrieval_details(rng, kind="strip_queries"):
     ap = rng.random(30)
-    pictures = rng.integers(0, 256, (4, 10, 6, 8), dtype=np.uint8)
-    asked = pictures[:, 0] if kind == "strip_queries" else np.array(["a text", "une étoile", "x" * 80, "four"])
+    images = rng.integers(0, 256, (4, 10, 6, 8), dtype=np.uint8)
+    asked = images[:, 0] if kind == "strip_queries" else np.array(["a text", "une étoile", "x" * 80, "four"])
     return {
         "ap": ap,
         "ap_quantized": ap + 0.01 * rng.random(30),
         kind: asked,
-        "strip_pictures": pictures,
+        "strip_images": images,
         "strip_right": rng.random((4, 10)) < 0.5,
         "strip_kind": np.array(["random", "random", "worst", "worst"]),
         "strip_ap": ap[:4],
         "embeddings": rng.random((9, 5)).astype(np.float16),
         "embedding_labels": np.array(["a\tb"] * 9),
-        "thumbnails": pictures.reshape(40, 6, 8)[:9],
+        "thumbnails": images.reshape(40, 6, 8)[:9],
     }
 
 
@@ -78,11 +78,11 @@ def add(folder, **values):
 
 
 class Page(HTMLParser):
-    """What a test asks of a page: its text, its tags, the sources of its pictures."""
+    """What a test asks of a page: its text, its tags, the sources of its images."""
 
     def __init__(self, text):
         super().__init__()
-        self.tags, self.pictures, self.text, self.attributes = [], [], "", []
+        self.tags, self.images, self.text, self.attributes = [], [], "", []
         self.feed(text)
         self.close()
 
@@ -90,14 +90,14 @@ class Page(HTMLParser):
         self.tags.append(tag)
         self.attributes += [(tag, name, value) for name, value in attrs]
         if tag == "img":
-            self.pictures.append(dict(attrs)["src"])
+            self.images.append(dict(attrs)["src"])
 
     def handle_data(self, data):
         self.text += data
 
 
 def write_text(folder, baseline=None, **options):
-    """The reports without pictures, which would slow down tests of text alone."""
+    """The reports without figures, which would slow down tests of text alone."""
     return report.write_report(read_comparison(folder, baseline), **options)
 
 
@@ -189,7 +189,7 @@ def test_markdown(tmp_path):
         "| multi-similarity | 3 | 0.510 ± 0.010 | 0.510 ± 0.010 |\n"
         "\n"
         "Mean ± standard deviation over the seeds, on the test split. ↑ higher is better, ↓ lower; the best mean of a "
-        "column is bold. R@k is the hit rate: the share of queries with a relevant item among the first k.\n"
+        "column is bold. R@k is the hit rate: the fraction of queries with a relevant item among the first k.\n"
         "\n"
         "## Differences to multi-similarity\n"
         "\n"
@@ -197,9 +197,9 @@ def test_markdown(tmp_path):
         "|---|---:|---:|\n"
         "| map:laplace | +0.100 [+0.098, +0.102] | +0.100 [+0.098, +0.102] |\n"
         "\n"
-        "Mean and 95% interval (Student's t over the seeds) of the difference, seed by seed: the same split, first "
-        "weights and batches. An interval that holds 0 tells nothing apart. Each is of one comparison, not corrected "
-        "for how many there are.\n"
+        "Mean and 95% interval (Student's t over the seeds) of the difference, seed by seed: the same split, "
+        "initialisation and batches. An interval that contains 0 is no significant difference. Each is of one "
+        "comparison, not corrected for how many there are.\n"
         "\n"
         "## Settings and cost\n"
         "\n"
@@ -216,7 +216,7 @@ def test_markdown(tmp_path):
         "|---|---|---|---|---|---|\n"
         "| map:laplace | 2 | lr 0.1 | 7 | loss not finite | loss nan, gradient norm 12.5 |\n"
         "\n"
-        "Pictures: report.html.\n"
+        "Figures: report.html.\n"
     )
 
 
@@ -229,12 +229,12 @@ def test_the_baseline_may_win(tmp_path):
     assert findings(tmp_path, losses={"multi-similarity": 0.5, "triplet": 0.4, "nt-xent": 0.4999}) == [
         "The baseline multi-similarity has the best mean mAP: 0.510 ± 0.010 over 3 seeds.",
         "Worse than multi-similarity: triplet.",
-        "Not told apart from multi-similarity by these seeds: nt-xent.",
+        "Not significantly different from multi-similarity: nt-xent.",
     ]
 
 
 def test_lower_may_be_better(tmp_path):
-    """MAE is not the headline of any task, so it is made the only metric there is."""
+    """MAE is not the primary metric of any task, so it is made the only metric there is."""
     losses = {"mse": 0.5, "l1": 0.4, "spearman:laplace": 0.6}
     assert findings(tmp_path, task="memorability", losses=losses, metrics=("MAE",)) == [
         "l1 has the best mean MAE: 0.410 ± 0.010 over 3 seeds.",
@@ -250,7 +250,7 @@ def test_lower_may_be_better(tmp_path):
 def test_one_seed_tells_no_difference(tmp_path):
     assert findings(tmp_path, seeds=1) == [
         "map:laplace has the best mean mAP: 0.600 over 1 seed.",
-        "With one seed in common there is no spread: take no difference for more than chance.",
+        "With one seed in common there are no confidence intervals: any difference may be chance.",
     ]
     comparison = read_comparison(tmp_path)
     assert [table.title for table in tables.make_tables(comparison)] == ["Results", "Settings and cost"]
@@ -268,7 +268,7 @@ def test_nothing_finished(tmp_path):
     text = files["markdown"].read_text(encoding="utf-8")
     assert "* No run was finished.\n" in text
     assert "| triplet | 0 | lr 0.1 | 1 | RuntimeError: no | \N{EN DASH} |\n" in text
-    assert page(tmp_path).pictures == []
+    assert page(tmp_path).images == []
 
 
 def test_a_loss_without_a_result_stands_last(tmp_path):
@@ -308,7 +308,7 @@ def test_drawn_one_by_one(tmp_path):
     pytest.importorskip("matplotlib")
     write_runs(tmp_path)
     drawn, notes = draw_figures(read_comparison(tmp_path))
-    assert [figure.title for figure in drawn] == RETRIEVAL_PICTURES
+    assert [figure.title for figure in drawn] == RETRIEVAL_FIGURES
     assert all(figure.caption and "{" not in figure.caption for figure in drawn)
     assert notes == []
 
@@ -380,7 +380,7 @@ def test_another_folder_and_another_baseline(tmp_path):
 
 # ---- the page --------------------------------------------------------------------------------------------------------
 
-RETRIEVAL_PICTURES = [
+RETRIEVAL_FIGURES = [
     "mAP of every seed",
     "Learning curves",
     "Training losses",
@@ -403,23 +403,23 @@ def decoded(source):
     image = pytest.importorskip("PIL.Image")
     head, data = source.split(",")
     assert head == "data:image/png;base64"
-    with image.open(io.BytesIO(base64.b64decode(data))) as picture:
-        return np.asarray(picture.convert("RGB"))
+    with image.open(io.BytesIO(base64.b64decode(data))) as opened:
+        return np.asarray(opened.convert("RGB"))
 
 
-def test_the_page_holds_its_pictures(tmp_path):
+def test_the_page_holds_its_figures(tmp_path):
     pytest.importorskip("matplotlib")
     write_runs(tmp_path)
     write_report(tmp_path)
-    assert titles(tmp_path) == RETRIEVAL_PICTURES
+    assert titles(tmp_path) == RETRIEVAL_FIGURES
     found = page(tmp_path)
-    assert len(found.pictures) == len(RETRIEVAL_PICTURES)
-    for source in found.pictures:
+    assert len(found.images) == len(RETRIEVAL_FIGURES)
+    for source in found.images:
         pixels = decoded(source)
         assert min(pixels.shape[:2]) > 100
         assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 10  # something is drawn
-    assert [value for tag, name, value in found.attributes if name == "alt"] == RETRIEVAL_PICTURES
-    for title in [*RETRIEVAL_PICTURES, "Results", "Differences to multi-similarity", "Settings and cost"]:
+    assert [value for tag, name, value in found.attributes if name == "alt"] == RETRIEVAL_FIGURES
+    for title in [*RETRIEVAL_FIGURES, "Results", "Differences to multi-similarity", "Settings and cost"]:
         assert title in found.text
     assert "0.610 ± 0.010" in found.text
 
@@ -480,13 +480,13 @@ def test_names_are_text_and_no_markup(tmp_path):
     ],
     ids=["memorability", "multi-label", "cross-modal"],
 )
-def test_pictures_of_every_task(tmp_path, task, metric, details, titles_wanted):
+def test_figures_of_every_task(tmp_path, task, metric, details, titles_wanted):
     pytest.importorskip("matplotlib")
     write_runs(tmp_path, task=task, losses={"a": 0.3, "b": 0.4}, metrics=(metric,), details=details)
     write_report(tmp_path)
     assert titles_wanted <= set(titles(tmp_path))
-    assert len(page(tmp_path).pictures) == len(titles(tmp_path))
-    for source in page(tmp_path).pictures:
+    assert len(page(tmp_path).images) == len(titles(tmp_path))
+    for source in page(tmp_path).images:
         decoded(source)
 
 
@@ -583,7 +583,7 @@ def test_without_matplotlib_the_text_is_complete(tmp_path, monkeypatch):
     assert text.endswith(f"\n{NO_MATPLOTLIB}\n")
     assert "| map:laplace | 3 | **0.610 ± 0.010** |" in text
     assert json.loads(files["json"].read_text(encoding="utf-8"))["notes"] == [NO_MATPLOTLIB]
-    assert page(tmp_path).pictures == []
+    assert page(tmp_path).images == []
     assert NO_MATPLOTLIB in page(tmp_path).text
     assert "0.610 ± 0.010" in page(tmp_path).text
     monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter.add_embedding", lambda *_, **__: None)
@@ -615,8 +615,8 @@ def test_the_page_in_a_browser(tmp_path):
     write_report(tmp_path)
     document, console = browse(tmp_path / "report.html", tmp_path)
     assert console == []
-    assert document.count("<img") == len(RETRIEVAL_PICTURES)
-    # the same page with a script that tells how large its pictures came out; the page itself allows none
+    assert document.count("<img") == len(RETRIEVAL_FIGURES)
+    # the same page with a script that tells how large its images came out; the page itself allows none
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     script = "document.title = [...document.images].map(i => i.complete && i.naturalWidth).join()"
     text = re.sub(r"<meta http-equiv[^>]*>", "", text).replace(
@@ -625,7 +625,7 @@ def test_the_page_in_a_browser(tmp_path):
     (tmp_path / "asked.html").write_text(text, encoding="utf-8")
     document, _ = browse(tmp_path / "asked.html", tmp_path)
     widths = [int(width) for width in re.search(r"<title>([^<]*)</title>", document)[1].split(",")]
-    assert len(widths) == len(RETRIEVAL_PICTURES)
+    assert len(widths) == len(RETRIEVAL_FIGURES)
     assert min(widths) > 300
 
 
@@ -676,7 +676,7 @@ def test_tensorboard(tmp_path):
     )
     board = EventAccumulator(str(tmp_path / "board/retrieval"), size_guidance={"images": 0})
     board.Reload()
-    assert board.Tags()["images"] == RETRIEVAL_PICTURES
+    assert board.Tags()["images"] == RETRIEVAL_FIGURES
 
 
 def test_arrays_of_a_run_are_read_once(tmp_path, monkeypatch):
@@ -723,7 +723,9 @@ def test_a_damaged_comparison_names_its_file(tmp_path, content):
     write_runs(tmp_path)
     (tmp_path / "comparison.json").write_bytes(content)
     path = re.escape(str(tmp_path / "comparison.json"))
-    with pytest.raises(ValueError, match=f"^{path} must say of a comparison what it is of, got no JSON object"):
+    with pytest.raises(
+        ValueError, match=f"^{path} must be the JSON object that describes a comparison, got another file"
+    ):
         write_report(tmp_path)
 
 

@@ -58,8 +58,8 @@ def test_cider_against_loops():
         counts = grams(text, n)
         found = {}
         for gram, count in counts.items():
-            pictures = {owner[i] for i, other in enumerate(texts) if gram in grams(other, n)}
-            found[gram] = count / sum(counts.values()) * np.log(20 / len(pictures))  # eq. 1
+            images = {owner[i] for i, other in enumerate(texts) if gram in grams(other, n)}
+            found[gram] = count / sum(counts.values()) * np.log(20 / len(images))  # eq. 1
         return found
 
     def cosine(x, y):
@@ -74,8 +74,8 @@ def test_cider_against_loops():
 
 
 @pytest.mark.parametrize("name", TEXT_SCORES)
-def test_pictures_have_the_mean_over_pairs_in_one_language(name, monkeypatch):
-    monkeypatch.setattr(semantics, "PAIRS", 20)  # a picture or two at a time
+def test_images_have_the_mean_over_pairs_in_one_language(name, monkeypatch):
+    monkeypatch.setattr(semantics, "PAIRS", 20)  # an image or two at a time
     texts = sentences(40, longest=4)
     rng = np.random.default_rng(1)
     owner = np.concatenate([np.arange(12), rng.integers(0, 12, 28)])
@@ -84,9 +84,9 @@ def test_pictures_have_the_mean_over_pairs_in_one_language(name, monkeypatch):
     # the words of each language apart, so that this asks nothing of `languages`
     own = read([" ".join(x + word for word in text.split()) for x, text in zip(languages, texts, strict=True)], owner)
     pairs = TEXT_SCORES[name](own, own).toarray()
-    pictures, others = np.array([3, 0, 11, 3]), np.array([2, 3, 7, 7, 1])
+    images, others = np.array([3, 0, 11, 3]), np.array([2, 3, 7, 7, 1])
     expected = np.zeros((4, 5))
-    for i, p in enumerate(pictures):
+    for i, p in enumerate(images):
         for j, q in enumerate(others):
             same = [
                 pairs[a, b]
@@ -95,10 +95,10 @@ def test_pictures_have_the_mean_over_pairs_in_one_language(name, monkeypatch):
                 if languages[a] == languages[b]
             ]
             expected[i, j] = np.mean(same) if same else 0
-    found = scores(name, pictures, others)
+    found = scores(name, images, others)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, atol=1e-6)
-    np.testing.assert_allclose(scores(name, others, pictures), found.T, atol=1e-6)
+    np.testing.assert_allclose(scores(name, others, images), found.T, atol=1e-6)
     assert 0 < found.max() <= 1
     assert found.min() >= 0
 
@@ -121,7 +121,7 @@ def test_words_of_two_languages_differ(name):
     assert (found[1] > 0).all()
 
 
-def test_no_pictures():
+def test_no_images():
     assert SemanticScores(["a", "b"], [0, 1])("bleu", [], [0, 1]).shape == (0, 2)
 
 

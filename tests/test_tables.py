@@ -72,7 +72,7 @@ def test_a_hundred_thousand_columns(tmp_path):
     found = read_csv(path)  # seconds where every name is looked up among all
     total = np.sum([found.numbers(name) for name in found.names], axis=0)
     np.testing.assert_array_equal(total, [100_000, 200_000])
-    assert found.found == "the columns c0, c1, c2, c3, c4, c5, c6, c7, c8, c9, c10, c11 and 99988 more"
+    assert found.description == "the columns c0, c1, c2, c3, c4, c5, c6, c7, c8, c9, c10, c11 and 99988 more"
 
 
 @pytest.mark.parametrize(

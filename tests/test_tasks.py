@@ -41,7 +41,7 @@ from sodeep.tasks.semantics import SemanticScores
 RNG = np.random.default_rng
 
 
-def pictures(n, size=8, channels=()):
+def images(n, size=8, channels=()):
     return RNG(0).integers(0, 256, (n, size, size, *channels), dtype=np.uint8)
 
 
@@ -67,11 +67,11 @@ def test_splits_are_apart_and_made_by_the_seed(task):
 
 
 def test_a_share_of_the_training_split(task):
-    half, most = (TASKS[task.name].load(seed=0, train_fraction=share) for share in (0.5, 0.8))
-    for less, share in ((half, 0.5), (most, 0.8)):
-        assert len(less.index["train"]) == round(share * len(task.index["train"]))
+    half, most = (TASKS[task.name].load(seed=0, train_fraction=fraction) for fraction in (0.5, 0.8))
+    for less, fraction in ((half, 0.5), (most, 0.8)):
+        assert len(less.index["train"]) == round(fraction * len(task.index["train"]))
         assert less.data_name.startswith(task.data_name.split(",")[0])
-        assert f", {share} of the training split" in less.data_name
+        assert f", {fraction} of the training split" in less.data_name
         for split in ("val", "test"):
             torch.testing.assert_close(less.index[split], task.index[split], rtol=0, atol=0)
     kept = [set(which.index["train"].tolist()) for which in (half, most, task)]
@@ -81,11 +81,11 @@ def test_a_share_of_the_training_split(task):
     assert {i for batch in half.batches(0) for i in np.atleast_2d(batch.T)[0].tolist()} <= kept[0]
 
 
-@pytest.mark.parametrize("share", [0, -0.1, 1.5, math.nan, "half"])
-def test_a_share_is_above_0_and_up_to_1(share):
-    expected = f"`train_fraction` must be a number above 0, up to 1, got {share!r}."
+@pytest.mark.parametrize("fraction", [0, -0.1, 1.5, math.nan, "half"])
+def test_a_fraction_is_above_0_and_up_to_1(fraction):
+    expected = f"`train_fraction` must be a number above 0, up to 1, got {fraction!r}."
     with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
-        TASKS["toy"].load(train_fraction=share)
+        TASKS["toy"].load(train_fraction=fraction)
 
 
 def test_batches_are_of_the_training_split(task):
@@ -98,10 +98,10 @@ def test_batches_are_of_the_training_split(task):
 
 def test_defaults_fit_the_task(task):
     assert task.baseline in task.losses
-    assert task.headline == next(iter(task.metrics))
-    assert task.metrics[task.headline]
+    assert task.primary_metric == next(iter(task.metrics))
+    assert task.metrics[task.primary_metric]
     for loss in default_losses(type(task)):
-        assert loss_by_name(loss).forms <= set(task.accepts)
+        assert loss_by_name(loss).signatures <= set(task.accepts)
 
 
 def test_every_form_reaches_every_weight_of_the_encoder(task):
@@ -255,13 +255,13 @@ def test_strips_show_what_is_found_first():
     torch.manual_seed(0)
     model = task.model()
     details = task.evaluate(model, "test", details=True).details
-    assert details["strip_pictures"].shape == (16, 10, 8, 8, 3)
+    assert details["strip_images"].shape == (16, 10, 8, 8, 3)
     assert list(details["strip_kind"]) == ["random"] * 8 + ["worst"] * 8
     test = images[40:]
     vectors = torch.nn.functional.normalize(encoders.encode(model, task.items[task.index["test"]]))
     scores = (vectors @ vectors.T).fill_diagonal_(-2)
     for query, found, right in zip(
-        details["strip_queries"], details["strip_pictures"], details["strip_right"], strict=True
+        details["strip_queries"], details["strip_images"], details["strip_right"], strict=True
     ):
         i = int(np.flatnonzero((test == query).all((1, 2, 3)))[0])
         best = scores[i].topk(10).indices.numpy()
@@ -278,12 +278,12 @@ def test_strips_show_the_gallery_alone():
     task = Retrieval(data)
     torch.manual_seed(0)
     details = task.evaluate(task.model(), "test", details=True).details
-    assert details["strip_pictures"].shape == (16, 6, 8, 8)  # there are no ten
+    assert details["strip_images"].shape == (16, 6, 8, 8)  # there are no ten
     for query, found, right in zip(
-        details["strip_queries"], details["strip_pictures"], details["strip_right"], strict=True
+        details["strip_queries"], details["strip_images"], details["strip_right"], strict=True
     ):
         i = int(np.flatnonzero((images == query).all((1, 2)))[0])
-        places = [int(np.flatnonzero((images == picture).all((1, 2)))[0]) for picture in found]
+        places = [int(np.flatnonzero((images == image).all((1, 2)))[0]) for image in found]
         assert 20 <= i < 34
         assert sorted(places) == list(range(34, 40))
         np.testing.assert_array_equal(right, labels[places] == labels[i])
@@ -331,7 +331,7 @@ def test_omniglot(zipped, tmp_path):
     for part, names in alphabets.items():
         folder = f"images_background_{part}"
         files = {
-            f"{folder}/{alphabet}/character0{c}/000{c}_0{i}.png": png(pictures(1, 21)[0])
+            f"{folder}/{alphabet}/character0{c}/000{c}_0{i}.png": png(images(1, 21)[0])
             for alphabet in names
             for c in (1, 2, 3)
             for i in range(6)
@@ -355,9 +355,9 @@ def test_omniglot(zipped, tmp_path):
 
 def test_jpegs_in_an_npz(tmp_path):
     parts = []
-    for picture in pictures(60, 16, (3,)):
+    for image in images(60, 16, (3,)):
         file = io.BytesIO()
-        Image.fromarray(picture).save(file, "jpeg")
+        Image.fromarray(image).save(file, "jpeg")
         parts.append(file.getvalue())
     np.savez(
         tmp_path / "clothes.npz",
@@ -387,7 +387,7 @@ def cross_modal_data(codes=True):
 class GivenTowers(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.pictures = self.captions = Given()
+        self.images = self.captions = Given()
 
 
 def test_cross_modal_metrics_against_loops():
@@ -415,7 +415,7 @@ def test_cross_modal_metrics_against_loops():
 
 
 def captioned(codes=True):
-    """Pictures with captions in words: two in the first language, one in the second."""
+    """Images with captions in words: two in the first language, one in the second."""
     rng = RNG(0)
     captions = [
         " ".join(rng.choice(["red", "cat", "face", "big", "heart", "hat"], rng.integers(1, 5))) for _ in range(180)
@@ -437,7 +437,7 @@ def test_asp_by_captions_against_loops():
     task = CrossModal(data)
     model = task.model()
     found = task.evaluate(model, "test").metrics
-    x = torch.nn.functional.normalize(encoders.encode(model.pictures, task.items[45:]))
+    x = torch.nn.functional.normalize(encoders.encode(model.images, task.items[45:]))
     y = torch.nn.functional.normalize(encoders.encode(model.captions, task.captions[135:]))
     scores, owner = x @ y.T, np.repeat(np.arange(15), 3)
     alike = SemanticScores(data.captions, data.owner, data.languages)
@@ -461,7 +461,7 @@ def test_equal_captions_tie():
             return torch.randn(len(x), 300, generator=torch.Generator().manual_seed(1))
 
     task = CrossModal(replace(captioned(), split=np.repeat(["train", "val", "test"], [30, 27, 3])))
-    found = task.evaluate(torch.nn.ModuleDict({"pictures": Rows(), "captions": Row()}), "test").metrics
+    found = task.evaluate(torch.nn.ModuleDict({"images": Rows(), "captions": Row()}), "test").metrics
     assert found["i2t median rank"] == 2.5  # of the first of 3 relevant among 9 equal ones
     np.testing.assert_allclose(found["i2t R@1"], 1 / 3, rtol=1e-6)
 
@@ -508,7 +508,7 @@ def test_without_codes_there_is_no_semantic_metric():
 
 def test_emoji(tmp_path):
     n = 30
-    np.savez(tmp_path / "emoji.npz", google=pictures(n, 8, (3,)), twitter=pictures(n, 8, (3,)))
+    np.savez(tmp_path / "emoji.npz", google=images(n, 8, (3,)), twitter=images(n, 8, (3,)))
     columns = ["code", "category", "subcategory", "split", "en", "de", "fr", "es", "it", "tags_en"]
     with (tmp_path / "emoji.tsv").open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file, delimiter="\t", quoting=csv.QUOTE_NONE)
@@ -527,7 +527,7 @@ def test_emoji(tmp_path):
         np.testing.assert_array_equal(task.owner.numpy()[batch[:, 1]], batch[:, 0])
     with (tmp_path / "emoji.tsv").open("a", encoding="utf-8") as file:
         file.write("\t".join(["1F"] * 10) + "\n")
-    expected = f"`data` {tmp_path} must have a row of emoji.tsv a picture (30), got 31."
+    expected = f"`data` {tmp_path} must have a row of emoji.tsv for each image (30), got 31."
     with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
         CrossModal.load(tmp_path)
 
@@ -761,8 +761,8 @@ def test_goemotions(tmp_path):
 
 def test_the_svm_of_the_toy_task_is_a_good_one():
     task = TASKS["toy"].load(seed=0)
-    share = task.labels.float().mean().item()
-    assert task.svm["test"] > 2 * share
+    fraction = task.labels.float().mean().item()
+    assert task.svm["test"] > 2 * fraction
     torch.manual_seed(0)
     found = task.evaluate(task.model(), "test").metrics
     assert found["mAP of a linear SVM"] == task.svm["test"]
@@ -788,26 +788,26 @@ def test_no_chunk_of_an_encoder_is_one_row(count):
     assert max(sizes) <= 5
 
 
-def test_pictures_are_jittered_in_training_only():
+def test_images_are_jittered_in_training_only():
     torch.manual_seed(0)
-    net = encoders.item_net(encoders.as_input(pictures(5)), torch.arange(5), width=3)
-    x = encoders.as_input(pictures(5))
+    net = encoders.item_net(encoders.as_input(images(5)), torch.arange(5), width=3)
+    x = encoders.as_input(images(5))
     torch.testing.assert_close(net.eval()(x), net(x))
     assert not torch.equal(net.train()(x), net(x))
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.float32, bool])
-def test_pictures_given_as_arrays_are_of_bytes(dtype):
+def test_images_given_as_arrays_are_of_bytes(dtype):
     expected = (
-        "Pictures must be uint8 (N, H, W) or (N, H, W, 3), and features (N, d), got an array of shape (60, 8, 8) and "
-        f"type {np.dtype(dtype)}. Scale pictures to 0 for black, 255 for white."
+        "Images must be uint8 (N, H, W) or (N, H, W, 3), and features (N, d), got an array of shape (60, 8, 8) and "
+        f"type {np.dtype(dtype)}. Scale images to 0 for black, 255 for white."
     )
-    data = RetrievalData("x", pictures(60).astype(dtype), np.arange(60) // 10, np.repeat(["train", "val", "test"], 20))
+    data = RetrievalData("x", images(60).astype(dtype), np.arange(60) // 10, np.repeat(["train", "val", "test"], 20))
     with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
         Retrieval(data)
 
 
-def test_jitter_leaves_still_pictures_alone():
+def test_jitter_leaves_still_images_alone():
     x = torch.rand(3, 1, 9, 9)
     torch.testing.assert_close(encoders.jitter(x, turn=0.0, shift=0.0), x)
 
@@ -996,7 +996,7 @@ def theirs(tmp_path, monkeypatch):
 )
 def test_losses_of_the_form_of_pytorch_metric_learning_are_seen(theirs, name, form):
     before = torch.random.get_rng_state()
-    assert loss_by_name(f"{theirs}:{name}").forms == {form}
+    assert loss_by_name(f"{theirs}:{name}").signatures == {form}
     torch.testing.assert_close(torch.random.get_rng_state(), before, rtol=0, atol=0)
 
 

@@ -34,7 +34,7 @@ def test_every_module_is_in_the_wheel(wheel):
     package = ROOT / "sodeep"
     modules = {p.relative_to(ROOT).as_posix() for p in package.rglob("*.py")}
     assert modules <= set(wheel.namelist())
-    assert {"sodeep/py.typed", "sodeep/cli/layouts.json"} <= set(wheel.namelist())
+    assert {"sodeep/py.typed", "sodeep/cli/layouts.json", "sodeep/cli/losses.json"} <= set(wheel.namelist())
 
 
 def test_shipped_sorters_are_in_the_wheel(wheel):

@@ -1,4 +1,4 @@
-"""The look of all figures. Needs matplotlib."""
+"""Colours, panels and axes that all figures share. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def panels(names: Sequence[str], width: float = 2.6, height: float = 2.4) -> tup
 
 
 def short(name: str, most: int = 28) -> str:
-    """A name that fits above a panel: of the path of a file, its end."""
+    """A name shortened to fit above a panel, mostly to its end."""
     return name if len(name) <= most else f"{name[: most // 3]}…{name[-(most - most // 3 - 1) :]}"
 
 

@@ -1,4 +1,4 @@
-"""The command ``sodeep compare``."""
+"""The command ``sodeep compare``: train losses on a task, and report the comparison."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import secrets
 import shlex
 import shutil
 import sys
+import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ import click
 
 from sodeep._core.progress import Progress
 from sodeep.cli.group import UserPath
-from sodeep.cli.names import layouts
+from sodeep.cli.names import layouts, losses_by_task, ranks
 
 if TYPE_CHECKING:
     from sodeep.comparison.read import Comparison
@@ -28,13 +29,21 @@ if TYPE_CHECKING:
 
 
 MOST_JOBS = 8
-"""Processes by default: each reads the data and holds a copy of its own."""
+"""Processes by default: each reads its own copy of the data."""
 
 
 class _Compare(click.Command):
-    """Its help ends with the layouts of data that each task reads."""
+    """Its help ends with the losses that each task takes and the layouts of data that it reads."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for tasks, names in losses_by_task().items():
+            with formatter.section(f"--loss for {tasks}"):
+                indent = " " * formatter.current_indent
+                text = textwrap.fill(", ".join(names), formatter.width, initial_indent=indent, subsequent_indent=indent,
+                                     break_on_hyphens=False)  # fmt: skip  # click breaks names at hyphens
+                formatter.write(text + "\n")
+        with formatter.section("RANK in --loss"):
+            formatter.write_text(f"{', '.join(ranks())}, a shipped sorter, FILE.safetensors or my_module:my_rank")
         for task, known in layouts().items():
             with formatter.section(f"--data of {task}"):
                 formatter.write_dl(list(known.items()))
@@ -57,14 +66,14 @@ class _Compare(click.Command):
 @click.option(
     "--out", type=UserPath(path_type=Path, file_okay=False), help="Folder of the comparison.  [default: runs/TASK]"
 )
-@click.option("--epochs", type=click.IntRange(1), help="Epochs of each training.  [default: those of the task]")
-@click.option("--batch-size", type=click.IntRange(4), default=100, show_default=True, help="Items a step.")
+@click.option("--epochs", type=click.IntRange(1), help="Epochs.  [default: those of the task]")
+@click.option("--batch-size", type=click.IntRange(4), default=100, show_default=True, help="Items per step.")
 @click.option(
     "--train-fraction",
     type=click.FloatRange(0, 1, min_open=True),
     default=1.0,
     show_default=True,
-    help="Fraction of the training split that is used.",
+    help="Fraction of the training split that is trained on.",
 )
 @click.option(
     "--semantic",
@@ -124,24 +133,15 @@ def compare(
     is tested: a learning rate and one hyper-parameter of its own. Finished runs are kept in the folder --out: started
     again, the command goes on with what is missing, and more losses and seeds may be added.
 
-    \b
-    NAME is one of
-      mse, l1, huber, spearman:RANK           for memorability; spearman: + 0.1 x L1 of the values
-      bce, hinge                              for multi-label and toy
-      map:RANK, recall:RANK, smooth-ap, quantized-ap, fast-ap, sup-ap, recall-at-k,
-      multi-similarity, nt-xent, triplet...   for all but memorability
-      asp                                     for cross-modal
-      peer:torchsort, peer:smooth-ap...       of other packages, if installed
-      my_module:MyLoss                        your own
-      A+B                                     a sum, its weight tuned
-    Your own is called like the others of the task, loss(scores, relevant) or for
-    memorability loss(scores, target); in retrieval as loss(embeddings, labels) if
-    its first argument is called embeddings (pytorch-metric-learning's form).
-    RANK is laplace, sigmoid, blackbox, straight-through, a shipped sorter,
-    FILE.safetensors or my_module:my_rank.
+    NAME is one of the losses listed below, those with peer: if their package is installed; my_module:MyLoss, your own;
+    or A+B, a sum whose weight is tuned. spearman:RANK adds 0.1 x L1 of the values.
+
+    Your own loss is called like the others of the task, as loss(scores, relevant) or for memorability loss(scores,
+    target); in retrieval as loss(embeddings, labels) if its first argument is named embeddings, as in
+    pytorch-metric-learning.
 
     Example: sodeep compare memorability --loss mse --loss spearman:laplace --seeds 5
-    """  # noqa: D301  # \b is click's mark for lines it must not wrap
+    """
     from sodeep import comparison
     from sodeep._core.extras import check_installed
     from sodeep.comparison.losses_by_name import default_losses
@@ -194,7 +194,7 @@ def compare(
 
 
 def _report(out: Path, baseline: str | None, tensorboard: bool) -> None:
-    """Write the report to the folder, and print the table."""
+    """Write the reports to the folder, and print the table."""
     from sodeep.comparison._compare import sole_comparison
     from sodeep.comparison.read import read_comparison
     from sodeep.report.tables import repeated_note
@@ -262,7 +262,7 @@ def _warnings_in_a_line() -> Iterator[None]:
 
 
 def _cores(device: str) -> int:
-    """Default number of processes: the cores this process may use, or one on a GPU, which processes share badly."""
+    """Processes by default: the cores that this process may use, or one on a GPU, which processes share badly."""
     import torch
 
     if device != "cpu" and (device != "auto" or torch.cuda.is_available()):
@@ -272,7 +272,7 @@ def _cores(device: str) -> int:
 
 
 class _Progress:
-    """Tested and failed runs, a line each on stdout; progress on stderr."""
+    """Tested and failed runs, a line each on stdout; and the progress of the whole on stderr."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -281,9 +281,9 @@ class _Progress:
         self.spent = 0.0
 
     def begin(self, plan: Plan) -> None:
-        """Before the first training: print the cost of each loss and the estimated time."""
+        """Before the first training: the time of a step of each loss, and an estimate for the whole."""
         self.plan = plan
-        self.bar = Progress("training", clock=self.clock)  # without the time of the preparation
+        self.bar = Progress("training", clock=self.clock)  # the timing until now is not part of it
         if plan.tests:
             _say(_costs(plan))
             self.bar.update(0, lambda: f"about {_duration(plan.seconds)} to go")
@@ -293,10 +293,10 @@ class _Progress:
             self.close()
             _say(self._line(run))
         if done < total:
-            self.bar.update(self._fraction(run), lambda: f"{done} of {total} runs")
+            self.bar.update(self._fraction_done(run), lambda: f"{done} of {total} runs")
 
-    def _fraction(self, run: Run) -> float:
-        """Fraction of the work that is done, in estimated seconds; losses differ in cost."""
+    def _fraction_done(self, run: Run) -> float:
+        """The fraction of the work that is done, by estimated time, since losses differ in cost."""
         if self.plan is None or not self.plan.seconds:
             return 0.0
         self.spent += self.plan.seconds_of(run.loss, run.stage)
@@ -318,7 +318,7 @@ class _Progress:
 
 
 def _costs(plan: Plan) -> str:
-    """A table of what each loss costs, and how long all of it may take."""
+    """A table of the time of each loss, and an estimate for the whole."""
     rows = [("loss", "ms/step", "a training", "trainings")]
     for loss, count in plan.trainings.items():
         step, training = plan.seconds_per_step.get(loss), plan.seconds_per_training.get(loss)

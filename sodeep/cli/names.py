@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 SORTERS = ("cnn", "lstm", "lstm-large", "lstm-end", "gru", "gru-proj", "gru-sum", "mlp", "set")
 """Keys of `sodeep.SORTERS`."""
@@ -41,6 +42,21 @@ def layouts() -> dict[str, dict[str, str]]:
 
     The file is written by ``scripts/list_layouts.py``.
     """
-    text = (Path(__file__).parent / "layouts.json").read_text(encoding="utf-8")
-    listed: dict[str, dict[str, str]] = json.loads(text)
+    listed: dict[str, dict[str, str]] = _read("layouts.json")
     return listed
+
+
+def losses_by_task() -> dict[str, list[str]]:
+    """Tasks of ``sodeep compare``, apart by commas -> names of the losses for them; from the same script."""
+    listed: dict[str, list[str]] = _read("losses.json")["losses"]
+    return listed
+
+
+def ranks() -> list[str]:
+    """Names of the rank functions that need no training; from the same script."""
+    listed: list[str] = _read("losses.json")["ranks"]
+    return listed
+
+
+def _read(name: str) -> Any:
+    return json.loads((Path(__file__).parent / name).read_text(encoding="utf-8"))

@@ -1,20 +1,21 @@
-"""Losses side by side: the same task, features, batches, steps and tuning budget for each, several seeds, the spread.
+"""Compare losses: the same task, features, batches, steps and tuning budget for each, over several seeds.
 
 For every seed and loss the four settings of the loss's grid (`sodeep.comparison.losses_by_name`) are trained; the one
 that is best on the validation split is tested, once, on the test split. A seed fixes the split (where the data have
-none), the initialisation, the batches and the dropout, the same for all losses: the losses of a seed differ in nothing
-else, and their differences to a baseline are paired.
+none), the initialisation, the batches and the dropout, the same for all losses, so that differences to a baseline are
+paired.
 
 A `Run` is one training, or the test of the best of them. Runs are kept in a folder:
 
-* ``comparison.json``: what is compared, and checksums of data and sorters, so that nothing else is mixed in.
+* ``comparison.json``: task, data, losses and versions, with checksums of data and sorters, so that runs on others are
+  refused.
 * ``runs.jsonl``: one run a line (`Run.to_json`), appended when it is done. A line that was cut off is not read.
 * ``details/*.npz``: arrays for figures of the tested runs; `Run.details` names the file, relative to the folder.
 
-Started again on the same folder, a comparison goes on with what is missing: what was not begun, what failed for reasons
-outside its loss, and what was in damaged lines of ``runs.jsonl`` (these go to ``damaged.jsonl``). If the grid of a loss
-has changed, its new settings are trained, and the best is tested if it is one of them. One process at a time writes to
-a folder.
+Started again on the same folder, a comparison does the missing runs only: those not begun, those that failed for
+reasons outside their loss, and those in damaged lines of ``runs.jsonl`` (these go to ``damaged.jsonl``). If the grid
+of a loss has changed, its new settings are trained, and the best is tested if it is one of them. One process at a time
+writes to a folder.
 
 >>> import tempfile
 >>> from sodeep.comparison import compare, summarise
@@ -41,7 +42,7 @@ from torch import nn
 from sodeep._core.checks import check_at_least, check_choice, check_computes, user_path
 from sodeep._core.files import sole_writer, sweep, write_atomic
 from sodeep._version import __version__
-from sodeep.comparison.losses_by_name import FORMS, LossSpec, default_losses, loss_by_name
+from sodeep.comparison.losses_by_name import CALL_SIGNATURES, LossSpec, default_losses, loss_by_name
 from sodeep.comparison.runs import Run
 from sodeep.comparison.schedule import Plan, Schedule
 from sodeep.comparison.train import Job, load_task
@@ -70,20 +71,20 @@ def compare(
     on_run: Callable[[Run, int, int], None] | None = None,
     on_start: Callable[[Plan], None] | None = None,
 ) -> list[Run]:
-    """Train and test losses on a task, or go on with it.
+    """Train and test losses on a task, or resume that.
 
     Args:
         task: name in `sodeep.tasks.TASKS`.
-        losses: names of losses (`sodeep.comparison.losses_by_name`). None: those of the task that the data have all
-            for.
+        losses: names of losses (`sodeep.comparison.losses_by_name`). None: those of the task that its data and the
+            shipped sorters allow.
         out: folder of the comparison, made if need be. Runs found in it are not repeated; further losses and seeds may
             be added.
         data: path of the data, in a layout that the task reads. None: its small embedded set.
         seeds: how many, from 0; or which.
-        epochs: passes over the training split, for every loss. None: those of the task.
-        batch_size: items a step, for every loss.
+        epochs: for every loss. None: those of the task.
+        batch_size: items per step, for every loss.
         train_fraction: how much of the training split is trained on, above 0, up to 1; drawn with the seed, a smaller
-            share is part of a larger one. Fewer steps, as an epoch is shorter.
+            fraction is part of a larger one. Fewer steps, as an epoch is shorter.
         semantic: of the cross-modal task, which semantic scores "asp" and the like are trained on: "overlap" of codes,
             or "cider", "bleu" or "rouge-l" of captions. None: the first of these that the data have.
         text_features: what texts are turned into: "tf-idf", or "wordllama", word vectors of the package of that name
@@ -100,9 +101,9 @@ def compare(
 
     Returns:
         All runs of these losses and seeds, those found in the folder included: four of the stage "tuning" for each
-        loss and seed, and one of the stage "test". A loss that turns NaN, or raises an error, is marked as failed with
-        the step and the values; the others go on. If all settings of a loss fail, so does its test. What failed for
-        want of memory or for a file, and every test that failed, is repeated when the comparison is started again.
+        loss and seed, and one of the stage "test". A loss that turns NaN, or raises an error, is recorded as failed
+        with the step and the values; the others go on. If all settings of a loss fail, so does its test. What failed
+        for want of memory or for a file, and every test that failed, is repeated when the comparison is started again.
 
     Warns:
         UserWarning: lines of runs.jsonl are damaged; they are set aside, and what they held is done again.
@@ -117,61 +118,64 @@ def compare(
             written (a full disk, say). What was done is kept.
     """
     check_choice(task, TASKS, "task")
-    kind = TASKS[task]
+    task_class = TASKS[task]
     by_default = losses is None
-    losses = list(dict.fromkeys(default_losses(kind) if losses is None else losses))
+    losses = list(dict.fromkeys(default_losses(task_class) if losses is None else losses))
     if not losses:
-        raise ValueError(f"`losses` must name at least one loss, got none. None stands for {', '.join(kind.losses)}.")
+        raise ValueError(
+            f"`losses` must name at least one loss, got none. None stands for {', '.join(task_class.losses)}."
+        )
     specs = {loss: loss_by_name(loss) for loss in losses}
-    for loss, entry in specs.items():
-        _check_fits(loss, entry, kind)
+    for loss, spec in specs.items():
+        _check_fits(loss, spec, task_class)
     if not isinstance(seeds, Sequence):
         seeds = range(check_at_least(seeds, 1, "seeds"))
     seeds = [check_at_least(seed, 0, "seeds") for seed in seeds]
-    epochs = check_at_least(kind.epochs if epochs is None else epochs, 1, "epochs")
+    epochs = check_at_least(task_class.epochs if epochs is None else epochs, 1, "epochs")
     batch_size = check_at_least(batch_size, 4, "batch_size")
     jobs = check_at_least(jobs, 1, "jobs")
     place = device_of(device)
     options = {"batch_size": batch_size, "train_fraction": train_fraction}
     options |= _options_of(
-        kind, semantic=semantic, text_features=text_features, target=target, text=text, predictors=predictors
+        task_class, semantic=semantic, text_features=text_features, target=target, text=text, predictors=predictors
     )
     path = None if data is None else str(user_path(data))
     load_task.cache_clear()  # by now the path may hold other data than in a comparison before
-    loaded = load_task(task, path, seeds[0], place, **options)  # wrong data end here, not in a worker
-    for loss, entry in specs.items():
-        lacking = next(filter(None, map(loaded.lacks, sorted(entry.forms))), None)
+    loaded = load_task(task, path, seeds[0], place, **options)  # wrong data raise here, not in a worker
+    for loss, spec in specs.items():
+        lacking = next(filter(None, map(loaded.lacks, sorted(spec.signatures))), None)
         if lacking is not None and not by_default:
             raise ValueError(f"`loss` must fit the data, got {loss}. It needs {lacking}.")
         if lacking is not None:  # as of a sorter that is not shipped
             losses.remove(loss)
     folder = user_path(out)
-    what = {"task": task, "data": loaded.data_name, "epochs": epochs, "batch_size": batch_size}
-    checksums = {loss: _sorter_checksum(entry, kind) for loss, entry in specs.items()}
+    origin = {"task": task, "data": loaded.data_name, "epochs": epochs, "batch_size": batch_size}
+    checksums = {loss: _sorter_checksum(spec, task_class) for loss, spec in specs.items()}
     sorters = {loss: checksum for loss, checksum in checksums.items() if checksum is not None}
-    of_data = None if path is None else loaded.checksum
+    data_checksum = None if path is None else loaded.checksum
     work = {
         (loss, seed): [
-            Job(task, path, loss, seed, settings, str(folder), epochs, place, options, of_data)
-            for settings in specs[loss].grid(kind.rates)
+            Job(task, path, loss, seed, settings, str(folder), epochs, place, options, data_checksum)
+            for settings in specs[loss].grid(task_class.learning_rates)
         ]
         for seed in seeds
         for loss in losses
     }
     with sole_comparison(folder):
-        _claim(folder, what, losses, sorters, of_data)
-        return Schedule(folder, kind.headline, work, on_run).run(jobs, on_start)
+        _claim(folder, origin, losses, sorters, data_checksum)
+        return Schedule(folder, task_class.primary_metric, work, on_run).run(jobs, on_start)
 
 
-def _options_of(kind: type[Task], **given: Any) -> dict[str, Any]:
-    """Of the options of some tasks those that are given; the task must have them."""
+def _options_of(task_class: type[Task], **given: Any) -> dict[str, Any]:
+    """The given ones of the options that only some tasks have; the task must be one of them."""
     if isinstance(given["predictors"], str):
         raise ValueError(f"`predictors` must be a list of names, got {given['predictors']!r}. Put it in brackets.")
     given["predictors"] = tuple(given["predictors"] or ()) or None
     for name, value in given.items():
-        if value is not None and name not in kind.options:
+        if value is not None and name not in task_class.options:
             raise ValueError(
-                f"`{name}` must not be given for the {kind.name} task, which has no {_OPTIONS[name]}, got {value!r}."
+                f"`{name}` must not be given for the {task_class.name} task, which has no {_OPTIONS[name]}, "
+                f"got {value!r}."
             )
     return {name: value for name, value in given.items() if value is not None}
 
@@ -186,30 +190,30 @@ _OPTIONS = {
 """Options of some tasks -> what the others lack."""
 
 
-def _check_fits(loss: str, entry: LossSpec, kind: type[Task]) -> None:
-    wrong = entry.forms - {"", *kind.accepts}
+def _check_fits(loss: str, spec: LossSpec, task_class: type[Task]) -> None:
+    wrong = spec.signatures - {"", *task_class.accepts}
     if wrong:
-        calls = " or ".join(FORMS[form] for form in kind.accepts)
+        calls = " or ".join(CALL_SIGNATURES[signature] for signature in task_class.accepts)
         raise ValueError(
-            f"`loss` must fit the {kind.name} task, got {loss!r}, a loss of another kind. "
-            f"It is called as {FORMS[min(wrong)]}, this task calls {calls}. "
-            f"Those compared by default are {', '.join(kind.losses)}."
+            f"`loss` must fit the {task_class.name} task, got {loss!r}, a loss with another call signature. "
+            f"It is called as {CALL_SIGNATURES[min(wrong)]}, this task calls {calls}. "
+            f"Those compared by default are {', '.join(task_class.losses)}."
         )
 
 
 def device_of(device: str) -> str:
-    """The name of a device that is there."""
+    """The device, "auto" resolved, after a check that it computes."""
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     check_computes(device)
     return device
 
 
-def _sorter_checksum(entry: LossSpec, kind: type[Task]) -> int | None:
+def _sorter_checksum(spec: LossSpec, task_class: type[Task]) -> int | None:
     """A checksum of the weights of the sorters in a loss: a file of the same name may hold another sorter by now."""
     try:
-        terms = [term for _, _, term in entry.terms(entry.grid(kind.rates)[0], kind.accepts[0])]
-    except Exception:  # of a loss, whoever wrote it: its runs will tell
+        terms = [term for _, _, term in spec.terms(spec.grid(task_class.learning_rates)[0], task_class.accepts[0])]
+    except Exception:  # of any loss: its runs will record the error
         return None
     modules = [module for term in terms if isinstance(term, nn.Module) for module in term.modules()]
     sorters = [module for module in modules if isinstance(module, Sorter)]
@@ -221,7 +225,7 @@ def _sorter_checksum(entry: LossSpec, kind: type[Task]) -> int | None:
 
 @contextlib.contextmanager
 def sole_comparison(folder: Path) -> Iterator[None]:
-    """Make the folder, and keep it for one comparison; what a killed one left behind is swept."""
+    """Make the folder, and lock it for one comparison; temporary files of a killed one are removed."""
     parts = [folder, folder / "details", folder / "weights"]
     lock = folder / ".lock"
     try:
@@ -240,9 +244,9 @@ def sole_comparison(folder: Path) -> Iterator[None]:
 
 
 def _claim(
-    folder: Path, what: dict[str, Any], losses: Sequence[str], sorters: dict[str, int], data: int | None
+    folder: Path, origin: dict[str, Any], losses: Sequence[str], sorters: dict[str, int], data: int | None
 ) -> None:
-    """Say what the comparison in the folder is, or check that it is this one, with the same sorters and data.
+    """Write comparison.json, or check that it describes this comparison, with the same sorters and data.
 
     `sorters` and `data` are checksums; those that an older comparison lacks are added, as are further losses.
     """
@@ -251,22 +255,22 @@ def _claim(
         return ValueError(f"`out` {folder} holds {got}. Choose another folder, or delete it.")
 
     path = folder / "comparison.json"
-    found: dict[str, Any] = {**what, "sodeep": __version__, "torch": torch.__version__}
+    saved: dict[str, Any] = {**origin, "sodeep": __version__, "torch": torch.__version__}
     if path.exists():
         try:
-            found = dict(json.loads(path.read_bytes()))
+            saved = dict(json.loads(path.read_bytes()))
         except (TypeError, ValueError):
             raise refuse("a comparison.json that cannot be read, which says what the runs are of") from None
     elif (folder / "runs.jsonl").exists():
         raise refuse("runs without the comparison.json that says what they are of")
-    for name, value in what.items():
-        if found.get(name) != value:
-            raise refuse(f"a comparison with {name} {found.get(name)!r}, not {value!r}")
-    if data is not None and found.setdefault("checksum", data) != data:
-        raise refuse(f"a comparison on other data under the name {what['data']!r}")
-    known = found.setdefault("sorters", {})
+    for name, value in origin.items():
+        if saved.get(name) != value:
+            raise refuse(f"a comparison with {name} {saved.get(name)!r}, not {value!r}")
+    if data is not None and saved.setdefault("checksum", data) != data:
+        raise refuse(f"a comparison on other data under the name {origin['data']!r}")
+    known = saved.setdefault("sorters", {})
     for loss, checksum in sorters.items():
         if known.setdefault(loss, checksum) != checksum:
             raise refuse(f"runs of {loss} with another sorter under that name")
-    found["losses"] = list(dict.fromkeys([*found.get("losses", []), *losses]))  # the order of the report
-    write_atomic(path, json.dumps(found, indent=2).encode())
+    saved["losses"] = list(dict.fromkeys([*saved.get("losses", []), *losses]))  # the order of the report
+    write_atomic(path, json.dumps(saved, indent=2).encode())

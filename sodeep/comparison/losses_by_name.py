@@ -1,4 +1,4 @@
-"""Losses by name, and the few settings each is tuned over: the same number for every loss.
+"""Losses by name, and the four settings that each is tuned over.
 
 A name is one of
 
@@ -7,13 +7,14 @@ A name is one of
   ``module:attribute``, such as ``map:lstm`` or ``spearman:my.safetensors``;
 * ``peer:NAME``, a loss of another package (`PEERS`), if that is installed;
 * ``module:attribute``, a loss of your own: a callable, or a class that takes no arguments; the parameters of a Module
-  (proxies, say) are trained with the encoder. It is called as the task calls its losses (`FORMS`); or, where its first
-  argument is called embeddings, as pytorch-metric-learning's are, with embeddings and labels (`own_form`);
+  (proxies, say) are trained with the encoder. It is called as the task calls its losses
+  (`CALL_SIGNATURES`); or, where its first argument is named embeddings, as in pytorch-metric-learning, with embeddings
+  and labels (`signature_of`);
 * ``A+B``, the sum of two or more of these, of which the weight of all but the first is tuned.
 
->>> loss_by_name("smooth-ap").grid(rates=(0.001, 0.008))
+>>> loss_by_name("smooth-ap").grid(learning_rates=(0.001, 0.008))
 [{'lr': 0.001, 'tau': 0.01}, {'lr': 0.001, 'tau': 0.05}, {'lr': 0.008, 'tau': 0.01}, {'lr': 0.008, 'tau': 0.05}]
->>> loss_by_name("mse").grid(rates=(0.001, 0.004))
+>>> loss_by_name("mse").grid(learning_rates=(0.001, 0.004))
 [{'lr': 0.00025}, {'lr': 0.001}, {'lr': 0.004}, {'lr': 0.016}]
 """
 
@@ -39,55 +40,55 @@ from sodeep.checkpoint.format import list_sorters, load_sorter
 from sodeep.ranks import RankFunction, blackbox_rank, laplace_rank, sigmoid_rank, straight_through
 from sodeep.tasks.base import Loss, Task
 
-FORMS = {
+CALL_SIGNATURES = {
     "target": "loss(scores (n,), target (n,))",
     "relevant": "loss(scores (Q, N), relevant (Q, N) bool)",
     "semantic": "loss(scores (Q, N), graded relevance (Q, N))",
     "embeddings": "loss(embeddings (n, d), labels (n,))",
 }
-"""How losses are called. A user's own loss is called in the form of the task, the first of `Task.accepts`, unless it is
-seen to be of the form "embeddings" (`own_form`)."""
+"""Call signature by name. A loss given as ``module:attribute`` has that of the task, the first of `Task.accepts`,
+unless `signature_of` finds that it takes embeddings."""
 
 
 @dataclass(frozen=True)
 class LossSpec:
-    """A loss to be compared.
+    """A loss to compare: how it is made, tuned and called.
 
     Attributes:
         build: makes the loss; takes the hyper-parameter that is tuned.
-        own: its name and the two values tried; None: it has none, and more learning rates
-            are tried.
-        form: key of `FORMS`; "": that of the task.
+        hyperparameter: its name and the two values tried; None: it has none, and more learning rates are tried.
+        signature: key of `CALL_SIGNATURES`; "": that of the task.
         parts: of a sum, its terms; the second and later ones have the tuned "weight".
     """
 
     build: Callable[..., Loss]
-    own: tuple[str, tuple[Any, Any]] | None = None
-    form: str = "relevant"
+    hyperparameter: tuple[str, tuple[Any, Any]] | None = None
+    signature: str = "relevant"
     parts: tuple[LossSpec, ...] = ()
 
-    def grid(self, rates: tuple[float, float]) -> list[dict[str, Any]]:
-        """Four settings: both rates with both values of its own; or, without any, one more rate on either side."""
-        low, high = rates
-        if self.own is None:
+    def grid(self, learning_rates: tuple[float, float]) -> list[dict[str, Any]]:
+        """Four settings: both learning rates with both values of the hyper-parameter; or, without one, four rates."""
+        low, high = learning_rates
+        if self.hyperparameter is None:
             return [{"lr": float(f"{rate:.3g}")} for rate in (low * low / high, low, high, high * high / low)]
-        name, values = self.own
-        return [{"lr": rate, name: value} for rate in rates for value in values]
+        name, values = self.hyperparameter
+        return [{"lr": rate, name: value} for rate in learning_rates for value in values]
 
-    def terms(self, settings: Mapping[str, Any], default_form: str) -> list[tuple[float, str, Loss]]:
-        """Weight, form and loss of each term, with the hyper-parameter of `settings`."""
-        own = {name: value for name, value in settings.items() if name != "lr"}
+    def terms(self, settings: Mapping[str, Any], default_signature: str) -> list[tuple[float, str, Loss]]:
+        """Weight, call signature and loss of each term, with the hyper-parameter of `settings`."""
+        chosen = {name: value for name, value in settings.items() if name != "lr"}
         if not self.parts:
-            return [(1.0, self.form or default_form, self.build(**own))]
-        weights = [1.0] + [own["weight"]] * (len(self.parts) - 1)
+            return [(1.0, self.signature or default_signature, self.build(**chosen))]
+        weights = [1.0] + [chosen["weight"]] * (len(self.parts) - 1)
         return [
-            (weight, part.form or default_form, part.build()) for weight, part in zip(weights, self.parts, strict=True)
+            (weight, part.signature or default_signature, part.build())
+            for weight, part in zip(weights, self.parts, strict=True)
         ]
 
     @property
-    def forms(self) -> set[str]:
-        """The forms of all terms, "" included."""
-        return {part.form for part in self.parts or (self,)}
+    def signatures(self) -> set[str]:
+        """The call signatures of all terms, "" included."""
+        return {part.signature for part in self.parts or (self,)}
 
 
 def _bce(scores: Tensor, relevant: Tensor, where: Tensor | None = None) -> Tensor:
@@ -114,10 +115,10 @@ def _scaled_n_pairs(scale: float = 10.0) -> Loss:
 
 LOSSES: dict[str, LossSpec] = {
     # regression
-    "mse": LossSpec(nn.MSELoss, form="target"),
-    "l1": LossSpec(nn.L1Loss, form="target"),
-    "huber": LossSpec(nn.HuberLoss, ("delta", (0.5, 1.0)), form="target"),
-    # every item by itself
+    "mse": LossSpec(nn.MSELoss, signature="target"),
+    "l1": LossSpec(nn.L1Loss, signature="target"),
+    "huber": LossSpec(nn.HuberLoss, ("delta", (0.5, 1.0)), signature="target"),
+    # classification of every item
     "bce": LossSpec(lambda: _bce),
     "hinge": LossSpec(lambda: _hinge),
     # retrieval
@@ -126,7 +127,7 @@ LOSSES: dict[str, LossSpec] = {
     "fast-ap": LossSpec(losses_.FastAPLoss, ("num_bins", (10, 20))),
     "sup-ap": LossSpec(losses_.SupAPLoss, ("tau", (0.01, 0.05))),
     "recall-at-k": LossSpec(losses_.RecallAtKLoss, ("tau_rank", (0.01, 0.05))),
-    "asp": LossSpec(losses_.ASPLoss, ("tau", (0.01, 0.05)), form="semantic"),
+    "asp": LossSpec(losses_.ASPLoss, ("tau", (0.01, 0.05)), signature="semantic"),
     # pairs
     "contrastive": LossSpec(losses_.ContrastiveLoss, ("negative_margin", (0.3, 0.6))),
     "triplet": LossSpec(losses_.TripletLoss, ("margin", (0.1, 0.2))),
@@ -144,8 +145,8 @@ LOSSES: dict[str, LossSpec] = {
 """Losses that need no rank function."""
 
 RANK_LOSSES: dict[str, LossSpec] = {
-    # values and ranks both, as the regression is judged by both; the weight matters less than the learning rate
-    "spearman": LossSpec(functools.partial(losses_.SpearmanLoss, value_weight=0.1), form="target"),
+    # values and ranks both, as the task has metrics of both; the weight matters less than the learning rate
+    "spearman": LossSpec(functools.partial(losses_.SpearmanLoss, value_weight=0.1), signature="target"),
     "map": LossSpec(losses_.MAPLoss, ("form", ("ap", "rank_sum"))),
     "recall": LossSpec(losses_.RecallLoss, ("margin", (0.05, 0.2))),
 }
@@ -170,21 +171,24 @@ def _torchsort(regularization_strength: float = 1.0) -> Loss:
 
 
 def _metric_learning(name: str, **fixed: Any) -> Callable[..., Loss]:
-    def build(**own: Any) -> Loss:
+    def build(**chosen: Any) -> Loss:
         from pytorch_metric_learning import losses
 
-        loss: Loss = getattr(losses, name)(**fixed, **own)
+        loss: Loss = getattr(losses, name)(**fixed, **chosen)
         return loss
 
     return build
 
 
 PEERS: dict[str, tuple[str, LossSpec]] = {
-    "torchsort": ("torchsort", LossSpec(_torchsort, form="target")),
-    "torchsort-0.1": ("torchsort", LossSpec(functools.partial(_torchsort, 0.1), form="target")),
+    "torchsort": ("torchsort", LossSpec(_torchsort, signature="target")),
+    "torchsort-0.1": ("torchsort", LossSpec(functools.partial(_torchsort, 0.1), signature="target")),
     **{
-        name: ("pytorch_metric_learning", LossSpec(_metric_learning(theirs), own, form="embeddings"))
-        for name, theirs, own in (
+        name: (
+            "pytorch_metric_learning",
+            LossSpec(_metric_learning(class_name), hyperparameter, signature="embeddings"),
+        )
+        for name, class_name, hyperparameter in (
             ("contrastive", "ContrastiveLoss", ("neg_margin", (0.5, 1.0))),
             ("fast-ap", "FastAPLoss", ("num_bins", (10, 20))),
             ("multi-similarity", "MultiSimilarityLoss", ("base", (0.5, 1.0))),
@@ -195,11 +199,11 @@ PEERS: dict[str, tuple[str, LossSpec]] = {
         )
     },
 }
-"""Losses of other packages, written peer:NAME: the package they need, and the loss."""
+"""Losses of other packages, written peer:NAME: the package they need, and the specification."""
 
 
 class PaddedRank(nn.Module):
-    """A rank function for lists of one length, on shorter ones too: what is missing goes below the lowest score.
+    """A fixed-length rank function on shorter lists too: they are padded with scores below their lowest.
 
     Items below all others leave the others' ranks as they are. A batch of 100 has lists of 99 where no item is in its
     own list, and sorters of 100.
@@ -231,7 +235,7 @@ class PaddedRank(nn.Module):
 
 
 def loss_by_name(name: str) -> LossSpec:
-    """The loss of a name.
+    """The specification of a named loss.
 
     Raises:
         ValueError: unknown name, with the choices; a rank loss without its rank function; a module without that
@@ -241,7 +245,7 @@ def loss_by_name(name: str) -> LossSpec:
     names = terms_of(name)
     if len(names) > 1:
         parts = tuple(loss_by_name(part) for part in names)
-        return LossSpec(parts[0].build, ("weight", (0.1, 1.0)), parts[0].form, parts)
+        return LossSpec(parts[0].build, ("weight", (0.1, 1.0)), parts[0].signature, parts)
     if name in LOSSES:
         return LOSSES[name]
     prefix, colon, rest = name.partition(":")
@@ -251,13 +255,13 @@ def loss_by_name(name: str) -> LossSpec:
                 f"`loss` must name a rank function for {prefix}, got {name!r}. Write {prefix}:laplace, or "
                 f"{prefix}:RANK with RANK one of {', '.join(_rank_names())}, a sorter file or module:attribute."
             )
-        loss = RANK_LOSSES[prefix]
-        return LossSpec(functools.partial(loss.build, rank_function(rest)), loss.own, loss.form)
+        spec = RANK_LOSSES[prefix]
+        return LossSpec(functools.partial(spec.build, rank_function(rest)), spec.hyperparameter, spec.signature)
     if colon and prefix == "peer":
         return _peer(rest)
     if colon and prefix and rest:
-        found = _attribute(prefix, rest)
-        return LossSpec(functools.partial(_built, found), form=own_form(found))
+        loss = _attribute(prefix, rest)
+        return LossSpec(functools.partial(_built, loss), signature=signature_of(loss))
     raise ValueError(
         f"`loss` must be one of {', '.join(LOSSES)}; "
         f"{', '.join(f'{prefix}:RANK' for prefix in RANK_LOSSES)} with RANK one of {', '.join(_rank_names())}, "
@@ -283,13 +287,13 @@ def terms_of(name: str) -> list[str]:
 
 
 def default_losses(task: type[Task]) -> list[str]:
-    """The losses of the task that can be had: one on a shipped sorter is left out where that is not installed."""
+    """The default losses of a task; one on a shipped sorter is left out where the sorter is not installed."""
     known = {"", *_rank_names()}
     return [loss for loss in task.losses if all(part.partition(":")[2] in known for part in terms_of(loss))]
 
 
 def rank_function(name: str) -> RankFunction:
-    """The rank function of a name: of `RANKS`, a shipped sorter, a sorter file, or module:attribute.
+    """The named rank function: of `RANKS`, a shipped sorter, a sorter file, or module:attribute.
 
     Raises:
         ValueError: unknown name, with the choices; a file that is no sorter.
@@ -303,19 +307,19 @@ def rank_function(name: str) -> RankFunction:
         return sorter if sorter.seq_len is None else PaddedRank(sorter, sorter.seq_len)
     module, colon, attribute = name.partition(":")
     if colon and module and attribute:
-        own: RankFunction = _built(_attribute(module, attribute))
-        return own
+        rank_fn: RankFunction = _built(_attribute(module, attribute))
+        return rank_fn
     raise ValueError(
         f"`loss` must have a rank function after the colon: {', '.join(_rank_names())}, a sorter file (.safetensors) "
         f"or module:attribute, got {name!r}."
     )
 
 
-def _built(found: Any) -> Any:
-    """One's own loss or rank function, new for every training: of a class, or a copy of a Module."""
-    if isinstance(found, type):
-        return found()
-    return copy.deepcopy(found) if isinstance(found, nn.Module) else found
+def _built(given: Any) -> Any:
+    """A user's loss or rank function, new for every training: an instance of a class, or a copy of a Module."""
+    if isinstance(given, type):
+        return given()
+    return copy.deepcopy(given) if isinstance(given, nn.Module) else given
 
 
 _EMBEDDINGS = {"embedding", "embeddings", "embs", "emb", "feature", "features", "feats"}
@@ -324,16 +328,16 @@ _SCORES = {"score", "scores", "prediction", "predictions", "preds", "pred", "inp
            "similarities"}  # fmt: skip
 
 
-def own_form(found: Any) -> str:
-    """How a loss of one's own is called: "embeddings", or "" for the form of the task.
+def signature_of(loss: Any) -> str:
+    """The call signature of a user's loss: "embeddings", or "" for that of the task.
 
-    The name of the first argument of its call tells. Where that says nothing (``x``, ``*args``), the loss is tried on
+    The name of its first argument decides. Where that is no known name (``x``, ``*args``), the loss is tried on
     eight made-up embeddings with labels, and on scores with relevance: "embeddings" if it takes only the former.
 
-    >>> own_form(lambda embeddings, labels: 0), own_form(lambda scores, target: 0)
+    >>> signature_of(lambda embeddings, labels: 0), signature_of(lambda scores, target: 0)
     ('embeddings', '')
     """
-    call = found.forward if isinstance(found, nn.Module) or _is_module_class(found) else found
+    call = loss.forward if isinstance(loss, nn.Module) or _is_module_class(loss) else loss
     call = call.__call__ if isinstance(call, type) else call
     try:
         names = [name for name in inspect.signature(call).parameters if name != "self"]
@@ -348,20 +352,20 @@ def own_form(found: Any) -> str:
         generator = torch.Generator().manual_seed(0)
         vectors, labels = torch.randn(8, 4, generator=generator), torch.arange(8) // 2
         relevant = labels.unsqueeze(1) == labels
-        takes_embeddings = _takes(found, vectors, labels)
-        return "embeddings" if takes_embeddings and not _takes(found, vectors @ vectors.T, relevant) else ""
+        takes_embeddings = _takes(loss, vectors, labels)
+        return "embeddings" if takes_embeddings and not _takes(loss, vectors @ vectors.T, relevant) else ""
 
 
-def _is_module_class(found: Any) -> bool:
-    return isinstance(found, type) and issubclass(found, nn.Module)
+def _is_module_class(loss: Any) -> bool:
+    return isinstance(loss, type) and issubclass(loss, nn.Module)
 
 
-def _takes(found: Any, x: Tensor, y: Tensor) -> bool:
+def _takes(loss: Any, x: Tensor, y: Tensor) -> bool:
     """Whether a loss, made anew, gives one number for these."""
     try:
-        value = _built(found)(x, y)
+        value = _built(loss)(x, y)
         return isinstance(value, Tensor) and value.numel() == 1
-    except Exception:  # of a loss, whoever wrote it
+    except Exception:  # of any loss
         return False
 
 
@@ -372,9 +376,9 @@ def _rank_names() -> list[str]:
 def _peer(name: str) -> LossSpec:
     if name not in PEERS:
         raise ValueError(f"`loss` must be one of {', '.join(f'peer:{peer}' for peer in PEERS)}, got 'peer:{name}'.")
-    package, loss = PEERS[name]
+    package, spec = PEERS[name]
     check_installed(package, f"`loss` peer:{name}")
-    return loss
+    return spec
 
 
 def _attribute(module: str, attribute: str) -> Any:
@@ -382,7 +386,7 @@ def _attribute(module: str, attribute: str) -> Any:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        found = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+        result = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
     except ModuleNotFoundError as error:
         if error.name != module.split(".")[0] and error.name != module:
             raise
@@ -391,6 +395,6 @@ def _attribute(module: str, attribute: str) -> Any:
         ) from None
     except AttributeError:
         raise ValueError(f"`loss` must name something in {module}, got {module}:{attribute}, not there.") from None
-    if not callable(found):
-        raise ValueError(f"`loss` must be callable, got {module}:{attribute} of type {type(found).__name__}.")
-    return found
+    if not callable(result):
+        raise ValueError(f"`loss` must be callable, got {module}:{attribute} of type {type(result).__name__}.")
+    return result

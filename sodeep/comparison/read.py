@@ -1,4 +1,4 @@
-"""A comparison that was made, read from its folder."""
+"""A finished or interrupted comparison, read from its folder."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ NOTHING = "\N{EN DASH}"
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison as its folder holds it: what reports are made of.
+    """The content of a comparison's folder, from which reports are made.
 
     Attributes:
         folder: where it is.
-        origin: what comparison.json says of it: epochs, batch size, losses in order, versions; empty without that file.
+        origin: the content of comparison.json: epochs, batch size, losses in order, versions; empty without that file.
         runs: loss by loss in that order, then by seed, whatever the order in which they were done.
         summary: their statistics.
     """
@@ -38,34 +38,36 @@ class Comparison:
     summary: Summary
 
     @property
-    def headline(self) -> str:
-        """The most important metric; "" where no run was finished."""
+    def primary_metric(self) -> str:
+        """The first metric of the task; "" where no run was finished."""
         return next(iter(self.summary.metrics), "")
 
     @functools.cached_property
     def tested(self) -> dict[str, list[Run]]:
-        """Loss -> its tested runs, by seed; losses without one are left out. Their order is that of the colours."""
-        found: dict[str, list[Run]] = {loss: [] for loss in self.summary.losses}
+        """Loss -> its tested runs, by seed; losses without one are left out. Colours follow their order."""
+        tested: dict[str, list[Run]] = {loss: [] for loss in self.summary.losses}
         for run in self.runs:
             if (run.stage, run.status) == ("test", "ok"):
-                found[run.loss].append(run)
-        return {loss: sorted(runs, key=lambda run: run.seed) for loss, runs in found.items() if runs}
+                tested[run.loss].append(run)
+        return {loss: sorted(runs, key=lambda run: run.seed) for loss, runs in tested.items() if runs}
 
     @property
     def ranked(self) -> list[str]:
-        """Losses, the best mean of the headline metric first, those without a result last."""
-        sign = -1 if self.summary.metrics.get(self.headline, True) else 1
+        """Losses, the best mean of the primary metric first, those without a result last."""
+        sign = -1 if self.summary.metrics.get(self.primary_metric, True) else 1
 
         def place(loss: str) -> float:
-            cell = self.summary.cells.get((loss, self.headline))
+            cell = self.summary.cells.get((loss, self.primary_metric))
             return math.inf if cell is None or math.isnan(cell.mean) else sign * cell.mean
 
         return sorted(self.summary.losses, key=place)
 
     def curves(self, name: str) -> dict[str, list[list[tuple[int, float]]]]:
         """Loss -> the curve of each tested run; empty where none has it."""
-        found = {loss: [run.curves[name] for run in runs if run.curves.get(name)] for loss, runs in self.tested.items()}
-        return found if any(found.values()) else {}
+        curves = {
+            loss: [run.curves[name] for run in runs if run.curves.get(name)] for loss, runs in self.tested.items()
+        }
+        return curves if any(curves.values()) else {}
 
     def arrays(self, run: Run, *names: str) -> dict[str, Array]:
         """Those of the named arrays that a run has, in one reading of its file.
@@ -121,7 +123,9 @@ def _origin(folder: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_bytes())) if path.is_file() else {}
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} must say of a comparison what it is of, got no JSON object ({error}).") from None
+        raise ValueError(
+            f"{path} must be the JSON object that describes a comparison, got another file ({error})."
+        ) from None
 
 
 def settings_text(settings: Mapping[str, Any]) -> str:

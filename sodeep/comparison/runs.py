@@ -19,12 +19,12 @@ class Run:
 
     Attributes:
         task: name in `sodeep.tasks.TASKS`.
-        data: what the data are called.
+        data: their name.
         loss: as the user wrote it.
-        seed: of split, first weights and batches.
+        seed: of split, initialisation and batches.
         settings: the learning rate "lr" and the loss's own hyper-parameter, name -> value.
         stage: "tuning": `metrics` are of the validation split; "test": of the test split, with the settings that were
-            best on the validation split; everything else is that of the training chosen.
+            best on the validation split; all other fields are those of the chosen training.
         status: "ok" or "failed".
         metrics: name -> value, as in the task's `metrics`; empty if failed.
         curves: name -> [(step, value), ...]: "loss/train", the mean since the point before, and "val/<metric>" for
@@ -33,7 +33,7 @@ class Run:
         seconds_per_step: median over the steps, loss and encoder, forward and backward.
         peak_memory: bytes that a step allocates at its peak, above what model and data hold; None if not measured.
         device: where it ran.
-        details: file of arrays for pictures, relative to the folder of the comparison; None if there is none.
+        details: file of arrays for figures, relative to the folder of the comparison; None if there is none.
         failure: of a failed run, {"step": int, "reason": str, "values": {name: value}}: what was not finite ("loss" or
             "gradient norm"), or which error was raised. With "again": True, what failed was not the loss, but memory,
             a file or the test: the next start of the comparison repeats it.
@@ -64,21 +64,21 @@ class Run:
         """The run of a line that `to_json` wrote, in this version or another: unknown fields are left out.
 
         Raises:
-            ValueError, KeyError, TypeError, AttributeError: `line` is none.
+            ValueError, KeyError, TypeError, AttributeError: `line` is no run.
         """
-        given = json.loads(line)
-        if not isinstance(given, dict):
+        saved = json.loads(line)
+        if not isinstance(saved, dict):
             raise ValueError(f"`line` must be a run, got {describe(line)}.")
-        values = {known.name: given[known.name] for known in fields(cls) if known.name in given}
-        values["metrics"] = {name: float(value) for name, value in given.get("metrics", {}).items()}
+        values = {known.name: saved[known.name] for known in fields(cls) if known.name in saved}
+        values["metrics"] = {name: float(value) for name, value in saved.get("metrics", {}).items()}
         values["curves"] = {
-            name: [(step, float(value)) for step, value in curve] for name, curve in given.get("curves", {}).items()
+            name: [(step, float(value)) for step, value in curve] for name, curve in saved.get("curves", {}).items()
         }
-        if (failure := given.get("failure")) is not None:
+        if (failure := saved.get("failure")) is not None:
             numbers = {name: float(value) for name, value in failure.get("values", {}).items()}
             values["failure"] = {**failure, "values": numbers}
         run = cls(**values)
-        wrong = [name for name, kind in _FIELDS.items() if not isinstance(getattr(run, name), kind)]
+        wrong = [name for name, types in _FIELDS.items() if not isinstance(getattr(run, name), types)]
         known = run.task in TASKS and run.stage in ("tuning", "test") and run.status in ("ok", "failed")
         if wrong or not known or any(map(math.isinf, run.metrics.values())):
             raise ValueError(f"`line` must be a run, got {describe(line)}.")
@@ -114,14 +114,14 @@ def read_runs(folder: str | os.PathLike[str]) -> list[Run]:
         raise FileNotFoundError(f"`folder` must hold the runs.jsonl of a comparison, got {folder} without one.")
     runs: dict[Any, Run] = {}
     for line in path.read_bytes().split(b"\n"):
-        run = _parsed(line)
+        run = parse_run(line)
         if run is not None:
             runs[key_of(run)] = run  # one that was repeated counts once
     return list(runs.values())
 
 
-def _parsed(line: bytes) -> Run | None:
-    """The run of a line; None: it is damaged."""
+def parse_run(line: bytes) -> Run | None:
+    """The run of a line; None where the line is damaged."""
     try:
         return Run.from_json(line.decode())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -129,10 +129,10 @@ def _parsed(line: bytes) -> Run | None:
 
 
 def key(loss: str, seed: int, settings: Mapping[str, Any] | None) -> tuple[str, int, str]:
-    """What makes a run: settings of a training, None for the test."""
+    """The key of a run in its comparison; `settings` is None for the test."""
     return loss, seed, json.dumps(settings, sort_keys=True)
 
 
 def key_of(run: Run) -> tuple[str, int, str]:
-    """What tells a run from all others of its comparison."""
+    """The `key` of a run."""
     return key(run.loss, run.seed, run.settings if run.stage == "tuning" else None)

@@ -1,4 +1,4 @@
-"""Many trainings in an order, on several processes, and what they will take."""
+"""The trainings and tests of a comparison: their order, processes, estimated duration, and resuming them."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ import torch
 from sodeep._core.files import write_atomic
 from sodeep._core.signals import stop_signals
 from sodeep.comparison.losses_by_name import loss_by_name
-from sodeep.comparison.runs import Run, _parsed, key, key_of, read_runs
+from sodeep.comparison.runs import Run, key, key_of, parse_run, read_runs
 from sodeep.comparison.train import VALIDATIONS, Job, Training, failed_test, load_task, run_test, run_training
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a comparison is about to do, and how long that may take.
+    """The runs that a comparison will do, and how long they may take.
 
     Attributes:
         trainings: loss -> how many are to be done; losses with nothing to do are left out.
         tests: loss -> how many are to be done.
-        seconds_per_step: loss -> median over a few steps; None: it raised an error, as its runs will tell.
+        seconds_per_step: loss -> median over a few steps; None: it raised an error, which its runs will record.
         seconds_per_training: loss -> estimate, with the validations in it; None as above.
         seconds_per_test: estimate, the same for every loss.
         jobs: processes.
@@ -66,22 +66,22 @@ TIMED_STEPS = 5
 
 
 class Schedule:
-    """The runs of a folder, and those still to be done."""
+    """The finished runs in a folder, and those still to do."""
 
     def __init__(
         self,
         folder: Path,
-        headline: str,
+        primary_metric: str,
         work: Mapping[tuple[str, int], Sequence[Job]],
         on_run: Callable[[Run, int, int], None] | None,
     ) -> None:
         self.path = folder / "runs.jsonl"
-        self.headline = headline
+        self.primary_metric = primary_metric
         self.work = work
         self.on_run = on_run
         self._set_damaged_aside()
-        found = read_runs(folder) if self.path.exists() else []
-        self.done = {key_of(run): run for run in found if self._counts(run)}
+        saved = read_runs(folder) if self.path.exists() else []
+        self.done = {key_of(run): run for run in saved if self._counts(run)}
         self.wanted = [
             key(loss, seed, settings)
             for (loss, seed), trainings in work.items()
@@ -96,8 +96,8 @@ class Schedule:
             return
         content = self.path.read_bytes()
         *lines, cut = content.split(b"\n")  # cut: a line that was cut off as it was written; or empty
-        damaged = [line for line in lines if _parsed(line) is None and line.strip()]
-        whole = [line for line in [*lines, cut] if _parsed(line) is not None]
+        damaged = [line for line in lines if parse_run(line) is None and line.strip()]
+        whole = [line for line in [*lines, cut] if parse_run(line) is not None]
         if damaged:
             aside = self.path.with_name("damaged.jsonl")
             before = aside.read_bytes() if aside.exists() else b""
@@ -112,9 +112,9 @@ class Schedule:
             write_atomic(self.path, tidy)
 
     def _counts(self, run: Run) -> bool:
-        """Whether a run that was found need not be done again."""
+        """Whether a saved run need not be repeated."""
         if run.status == "ok":
-            return self.headline in run.metrics
+            return self.primary_metric in run.metrics
         in_test = run.stage == "test" and bool(run.settings)  # older versions do not say "again"
         return not (in_test or (run.failure or {}).get("again"))
 
@@ -152,8 +152,8 @@ class Schedule:
                         queue.extendleft(self._calls(run.loss, run.seed))
                     yield run
         except OSError as error:  # of a file of ours, or of the data
-            told = f"{error.strerror}: {error.filename or self.path.parent}" if error.strerror else str(error)
-            raise ComparisonStopped(self._kept(f"Stopped: {told.removesuffix('.')}")) from error
+            cause = f"{error.strerror}: {error.filename or self.path.parent}" if error.strerror else str(error)
+            raise ComparisonStopped(self._kept(f"Stopped: {cause.removesuffix('.')}")) from error
 
     def _calls(self, loss: str, seed: int) -> list[_Call]:
         """What can be done for a loss and seed now: its trainings, then the test of the best, then nothing."""
@@ -165,7 +165,7 @@ class Schedule:
         ok = {job: run for job, run in trainings.items() if run is not None and run.status == "ok"}
         if not ok:
             return [] if test is not None and not test.settings else [(failed_test, next(iter(trainings.values())))]
-        best = max(ok, key=lambda job: _or_lowest(ok[job].metrics[self.headline]))  # the first of equals
+        best = max(ok, key=lambda job: _or_lowest(ok[job].metrics[self.primary_metric]))  # the first of equals
         if test is not None and test.settings == best.settings:
             return []
         return [(run_test, best, ok[best])] if best.weights.exists() else [(run_training, best)]
@@ -231,15 +231,15 @@ def _time_of_steps(job: Job) -> tuple[float | None, int]:
             training = Training(task, loss_by_name(job.loss), job.settings, job.epochs, job.device)
             for step, batch in zip(range(1, TIMED_STEPS + 1), task.batches(0), strict=False):
                 start = time.perf_counter()
-                training._step(step, batch)
+                training.step(step, batch)
                 seconds.append(time.perf_counter() - start)
-        except Exception:  # of a loss, whoever wrote it: its runs will tell
+        except Exception:  # of any loss: its runs will record the error
             return None, 0
     return statistics.median(seconds[1:] or seconds), training.steps
 
 
 def _times_of_evaluations(job: Job) -> tuple[float, float]:
-    """Seconds on the validation split, and about how many on the test split, which is left alone until it counts."""
+    """Seconds on the validation split, and about how many on the test split, which is not evaluated for this."""
     task = load_task(job.task, job.data, job.seed, job.device, **job.options)
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(job.seed)
@@ -252,7 +252,7 @@ def _times_of_evaluations(job: Job) -> tuple[float, float]:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """As in a worker: the nets are so small that threads wait more than they work."""
+    """One thread, as in a worker: for networks this small more threads are slower."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -292,7 +292,7 @@ def _results(queue: deque[_Call], jobs: int) -> Generator[Run, None, None]:
 
 
 def _start_worker(parent: Connection) -> None:
-    """In a worker process: Ctrl-C ends it without a word, the parent has one; so does the end of the parent."""
+    """In a worker process: Ctrl-C ends it without a message, which the parent has; so does the end of the parent."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     torch.set_num_threads(1)
     threading.Thread(target=end_with, args=(parent,), daemon=True).start()

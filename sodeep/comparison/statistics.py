@@ -1,4 +1,4 @@
-"""Means over seeds, and paired differences with their intervals."""
+"""Means over seeds, and paired differences to a baseline with confidence intervals."""
 
 from __future__ import annotations
 
@@ -45,23 +45,23 @@ class Cell:
 
     @property
     def differs(self) -> bool:
-        """Whether the interval of the difference leaves out 0."""
+        """Whether the difference is significant: its interval does not contain 0."""
         return self.difference is not None and (self.low > 0 or self.high < 0)
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What the tables show.
+    """The statistics of a comparison.
 
     Attributes:
         task: name.
-        data: what the data are called.
+        data: their name.
         baseline: the loss that differences are taken to.
         metrics: name -> whether higher is better, most important first.
-        losses: in the order they were asked for.
+        losses: in the order they were given.
         seeds: all that occur.
-        cells: (loss, metric) -> figures; a loss without a finished test has none.
-        settings: loss -> how often each setting was chosen, most often first.
+        cells: (loss, metric) -> its statistics; a loss without a finished test has none.
+        settings: loss -> each chosen setting and for how many seeds, most frequent first.
         seconds_per_step: loss -> median over its tested runs.
         peak_memory: loss -> median bytes a step, None if not measured.
         failed: trainings that failed, those of settings not chosen included, and tests that failed though a training
@@ -95,9 +95,9 @@ def summarise(runs: Sequence[Run], baseline: str | None = None) -> Summary:
     """
     if not runs:
         raise ValueError("`runs` must hold at least one run, got none.")
-    if kinds := {(run.task, run.data) for run in runs} - {(runs[0].task, runs[0].data)}:
+    if others := {(run.task, run.data) for run in runs} - {(runs[0].task, runs[0].data)}:
         raise ValueError(
-            f"`runs` must be of one task on one data set, got {(runs[0].task, runs[0].data)} and {min(kinds)}."
+            f"`runs` must be of one task on one data set, got {(runs[0].task, runs[0].data)} and {min(others)}."
         )
     losses = list(dict.fromkeys(run.loss for run in runs))
     task = TASKS[runs[0].task]
@@ -111,14 +111,16 @@ def summarise(runs: Sequence[Run], baseline: str | None = None) -> Summary:
         for loss in losses
         for metric in metrics
     }
-    means = {key: statistics.fmean(found.values()) for key, found in values.items() if found}
+    means = {key: statistics.fmean(by_seed.values()) for key, by_seed in values.items() if by_seed}
     best = {
         metric: (max if up else min)((mean for (_, name), mean in means.items() if name == metric), default=math.nan)
         for metric, up in metrics.items()
     }
-    of = {loss: [run for run in tested if run.loss == loss] for loss in losses}
-    memory = {loss: [run.peak_memory for run in own if run.peak_memory is not None] for loss, own in of.items()}
-    counts = {loss: Counter(json.dumps(run.settings) for run in own) for loss, own in of.items()}
+    by_loss = {loss: [run for run in tested if run.loss == loss] for loss in losses}
+    memory = {
+        loss: [run.peak_memory for run in tests if run.peak_memory is not None] for loss, tests in by_loss.items()
+    }
+    counts = {loss: Counter(json.dumps(run.settings) for run in tests) for loss, tests in by_loss.items()}
     return Summary(
         task=runs[0].task,
         data=runs[0].data,
@@ -127,13 +129,15 @@ def summarise(runs: Sequence[Run], baseline: str | None = None) -> Summary:
         losses=losses,
         seeds=sorted({run.seed for run in runs}),
         cells={
-            (loss, metric): _cell(found, values[baseline, metric], loss == baseline, best[metric])
-            for (loss, metric), found in values.items()
-            if found
+            (loss, metric): _cell(by_seed, values[baseline, metric], loss == baseline, best[metric])
+            for (loss, metric), by_seed in values.items()
+            if by_seed
         },
         settings={loss: [(json.loads(text), n) for text, n in count.most_common()] for loss, count in counts.items()},
-        seconds_per_step={loss: _median(run.seconds_per_step for run in own) for loss, own in of.items() if own},
-        peak_memory={loss: int(statistics.median(own)) if own else None for loss, own in memory.items()},
+        seconds_per_step={
+            loss: _median(run.seconds_per_step for run in tests) for loss, tests in by_loss.items() if tests
+        },
+        peak_memory={loss: int(statistics.median(peaks)) if peaks else None for loss, peaks in memory.items()},
         failed=[run for run in runs if run.status == "failed" and (run.stage == "tuning" or run.settings)],
         device=runs[0].device,
     )
@@ -143,10 +147,10 @@ def _median(values: Iterable[float | None]) -> float:
     return statistics.median([value for value in values if value is not None] or [math.nan])
 
 
-def _cell(own: Mapping[int, float], base: Mapping[int, float], is_baseline: bool, best: float) -> Cell:
-    mean = statistics.fmean(own.values())
-    sd = statistics.stdev(own.values()) if len(own) > 1 else math.nan
-    pairs = [] if is_baseline else [own[seed] - base[seed] for seed in own if seed in base]
+def _cell(values: Mapping[int, float], baseline_values: Mapping[int, float], is_baseline: bool, best: float) -> Cell:
+    mean = statistics.fmean(values.values())
+    sd = statistics.stdev(values.values()) if len(values) > 1 else math.nan
+    pairs = [] if is_baseline else [values[seed] - baseline_values[seed] for seed in values if seed in baseline_values]
     difference = statistics.fmean(pairs) if pairs else None
     low = high = math.nan
     if difference is not None and len(pairs) > 1:
@@ -154,4 +158,4 @@ def _cell(own: Mapping[int, float], base: Mapping[int, float], is_baseline: bool
 
         half = float(t.ppf(0.975, len(pairs) - 1)) * statistics.stdev(pairs) / math.sqrt(len(pairs))
         low, high = difference - half, difference + half
-    return Cell(len(own), mean, sd, difference, low, high, mean == best)
+    return Cell(len(values), mean, sd, difference, low, high, mean == best)

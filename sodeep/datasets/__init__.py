@@ -1,5 +1,7 @@
-"""Data of the tasks: readers of published data sets as their archives unpack, of tables, texts, images and features.
+"""Data sets: readers of published benchmarks as their archives unpack, and of tables, texts, images and features.
 
-A module for each task has, for every data set, its reader, what turns that into data of the task, and its `Layout`, the
-entry in what ``--data`` may be. Nothing is downloaded.
+A module for each task (`retrieval`, `captions`, `memorability`, `multi_label`) has, for every data set, its reader, the
+function that makes data of the task from it, and its `Layout`, an entry in what ``sodeep compare --data`` may be.
+`revisited` reads the ground truth of Revisited Oxford and Paris. The data classes of the tasks, arrays and strings
+only, are in `sodeep.datasets.types`. Import from the modules; nothing is downloaded.
 """

@@ -1,4 +1,4 @@
-"""Which data set lies in a folder or a file, and the checks that its files are there."""
+"""Recognising the data set in a folder or a file, and checking that its files are there."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from sodeep._core.arrays import npz_names
 from sodeep._core.checks import user_path
 from sodeep.datasets.tables import column_names, describe_columns, read_text
 
+StrPath = str | os.PathLike[str]
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -20,17 +22,17 @@ class Layout:
 
     Attributes:
         expects: one line: the files a folder (or file) of this layout has, and where they come from.
-        found: whether a path that exists is of this layout; only looks, reads little.
+        matches: whether a path that exists has this layout; reads the names of files and columns only.
         read: the data. Errors name the file.
     """
 
     expects: str
-    found: Callable[[Path], bool]
+    matches: Callable[[Path], bool]
     read: Callable[[Path], Any]
 
 
-def held(path: Path) -> str:
-    """What is at a path, for a message."""
+def describe_content(path: Path) -> str:
+    """The content of a path, for a message."""
     if path.is_dir():
         names = [entry.name + "/" * entry.is_dir() for entry in visible(path)]
         return f"a folder with {', '.join(names[:8] + ['...'] * (len(names) > 8))}" if names else "an empty folder"
@@ -46,12 +48,12 @@ def held(path: Path) -> str:
 
 
 def visible(folder: Path) -> list[Path]:
-    """What is in a folder, by name, without what systems leave there: hidden files and folders, and __MACOSX."""
+    """The entries of a folder by name, without hidden ones and those that operating systems leave, as __MACOSX."""
     return sorted(entry for entry in folder.iterdir() if not left_behind(entry.name))
 
 
 def left_behind(name: str) -> bool:
-    """Whether a file or folder is none of the user's: ``._p0.jpg``, ``.DS_Store``, ``Thumbs.db``, ``__MACOSX``.
+    """Whether an operating system left a file or folder: ``._p0.jpg``, ``.DS_Store``, ``Thumbs.db``, ``__MACOSX``.
 
     >>> [name for name in ("._p0.jpg", "p0.jpg", "Thumbs.db", "__MACOSX") if not left_behind(name)]
     ['p0.jpg']
@@ -74,21 +76,22 @@ def array_names(file: Path) -> set[str]:
 
 
 def read_data(path: str | Path, layouts: Mapping[str, Layout], task: str) -> Any:
-    """The data at `path`, in whichever of the `layouts` it is.
+    """Read the data at `path` with the first of the `layouts` that matches.
 
     Raises:
-        FileNotFoundError: nothing there. The message says what may be there.
-        ValueError: a layout that none of them is. The message says what was expected and what was found.
+        FileNotFoundError: `path` does not exist. The message lists the layouts.
+        ValueError: no layout matches. The message lists them, and what `path` has.
     """
     path = user_path(path)
     known = "\n".join(f"  {name}: {layout.expects}" for name, layout in layouts.items())
     if not path.exists():
         raise FileNotFoundError(f"`data` {path} does not exist. The {task} task reads:\n{known}")
     for layout in layouts.values():
-        if layout.found(path):
+        if layout.matches(path):
             return layout.read(path)
     raise ValueError(
-        f"`data` {path} must be in a layout that the {task} task reads, got {held(path)}. It reads:\n{known}"
+        f"`data` {path} must be in a layout that the {task} task reads, got {describe_content(path)}. "
+        f"It reads:\n{known}"
     )
 
 
@@ -130,7 +133,7 @@ class FolderLayout:
         return path
 
     def missing(self, entries: list[str]) -> FileNotFoundError:
-        """The error for entries that are not there: with what is."""
+        """The error for missing entries; it lists those that are there."""
         inside = sorted(path.name + "/" * path.is_dir() for path in visible(self.folder))
         shown = ", ".join(inside[:8]) + (f" and {len(inside) - 8} more" if len(inside) > 8 else "")
         return FileNotFoundError(
@@ -139,12 +142,12 @@ class FolderLayout:
             f"It holds {shown or 'nothing'}. The data are {self.origin}."
         )
 
-    def wrong(self, expected: str, found: str = "") -> ValueError:
-        """The error for a file that holds something else."""
-        got = f", got {found}" if found else ""
-        return ValueError(f"{expected}{got}, in '{self.folder}'. The data are {self.origin}.")
+    def wrong(self, expected: str, got: str = "") -> ValueError:
+        """The error for a file with other content."""
+        return ValueError(f"{expected}{got and f', got {got}'}, in '{self.folder}'. The data are {self.origin}.")
 
     def number(self, text: str) -> int:
+        """A label of a file as a whole number of 64 bits."""
         try:
             number = int(text)
             if abs(number) >= 2**63:
@@ -154,7 +157,7 @@ class FolderLayout:
             raise self.wrong("a label must be a whole number", repr(text)) from None
 
     def rows(self, file: str, columns: int, header: str | None = None) -> list[list[str]]:
-        """The lines of a text file of columns apart by spaces; the last may hold spaces. Lines up to a header go."""
+        """The lines of a text file, split at spaces into columns; the last may have spaces. A header is skipped."""
         lines = read_text(self.find(file)).splitlines()
         if header is not None:
             starts = [i for i, line in enumerate(lines[:2]) if line.split() == header.split()]
@@ -171,6 +174,7 @@ class FolderLayout:
 
 
 def need_files(paths: Sequence[Path], folder: Path, origin: str) -> None:
+    """Raise an error that names the first of the files that are missing."""
     absent = [path for path in paths if not path.is_file()]
     if absent:
         raise FileNotFoundError(
@@ -180,8 +184,6 @@ def need_files(paths: Sequence[Path], folder: Path, origin: str) -> None:
         )
 
 
-def holds(*names: str) -> Callable[[Path], bool]:
+def has_files(*names: str) -> Callable[[Path], bool]:
+    """Whether a folder has all of these, as `Layout.matches`."""
     return lambda path: all((path / name).exists() for name in names)
-
-
-StrPath = str | os.PathLike[str]

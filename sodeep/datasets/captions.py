@@ -62,7 +62,7 @@ def read_karpathy(
     layout = FolderLayout(path.parent, [path.name], _KARPATHY)
     keys = "{'images': [{'filename', 'split', 'sentences': [{'raw'}, …]}, …]}"
     wanted = {"train", "restval"} if split == "train" and restval else {split}
-    found = CaptionedImages([], [])
+    result = CaptionedImages([], [])
     try:
         data = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
@@ -77,15 +77,15 @@ def read_karpathy(
                     f"`captions_per_image` must be at most the captions of each image, got {captions_per_image} for "
                     f"{image['filename']}, which has {len(captions)} in '{path}'."
                 )
-            found.paths.append(images / image.get("filepath", "") / image["filename"])
-            found.captions.append(captions)
+            result.paths.append(images / image.get("filepath", "") / image["filename"])
+            result.captions.append(captions)
     except (KeyError, TypeError, AttributeError) as error:
         raise layout.wrong(f"{path.name} must be {keys}", f"no {error}") from None
-    if not found.paths:
+    if not result.paths:
         raise layout.wrong(f"{path.name} must have images of the split {split}", "none")
     if check_files:
-        need_files(found.paths, images, _KARPATHY)
-    return found
+        need_files(result.paths, images, _KARPATHY)
+    return result
 
 
 def _karpathy(path: Path) -> CrossModalData:
@@ -94,18 +94,18 @@ def _karpathy(path: Path) -> CrossModalData:
     counts = [len(parts[split].paths) for split in SPLITS]
     captions = [texts for split in SPLITS for texts in parts[split].captions]
     owner = np.repeat(np.arange(sum(counts)), [len(texts) for texts in captions])
-    pictures = small_images([path for split in SPLITS for path in parts[split].paths])
+    images = small_images([path for split in SPLITS for path in parts[split].paths])
     name = f"{file.stem.removeprefix('dataset_')} captions"
-    return CrossModalData(name, pictures, [t for texts in captions for t in texts], owner, np.repeat(SPLITS, counts))
+    return CrossModalData(name, images, [t for texts in captions for t in texts], owner, np.repeat(SPLITS, counts))
 
 
 def _karpathy_file(path: Path) -> Path:
-    found = [entry for entry in visible(path) if fnmatch(entry.name, "dataset_*.json")] if path.is_dir() else [path]
-    return next(iter(found), path / "dataset_coco.json")
+    files = [entry for entry in visible(path) if fnmatch(entry.name, "dataset_*.json")] if path.is_dir() else [path]
+    return next(iter(files), path / "dataset_coco.json")
 
 
 KARPATHY = Layout(
-    f"a folder with dataset_coco.json or dataset_flickr30k.json, and the pictures where the file says: {_KARPATHY}",
+    f"a folder with dataset_coco.json or dataset_flickr30k.json, and the images where the file says: {_KARPATHY}",
     lambda path: _karpathy_file(path).is_file() and _karpathy_file(path).suffix == ".json",
     _karpathy,
 )
@@ -114,40 +114,40 @@ _LANGUAGES = ("en", "de", "fr", "es", "it")
 
 
 def _emoji(path: Path) -> CrossModalData:
-    """Pictures with a name in five languages each; keywords that two emoji share or more have are their codes."""
+    """Images with a name in five languages each; keywords that two emoji or more have in common are their codes."""
     with np.load(path / "emoji.npz") as arrays:
-        pictures = arrays["google"]
+        images = arrays["google"]
     with (path / "emoji.tsv").open(newline="", encoding="utf-8-sig") as lines:
         rows = list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
-    if len(rows) != len(pictures):
-        raise ValueError(f"`data` {path} must have a row of emoji.tsv a picture ({len(pictures)}), got {len(rows)}.")
+    if len(rows) != len(images):
+        raise ValueError(f"`data` {path} must have a row of emoji.tsv for each image ({len(images)}), got {len(rows)}.")
     captions = [(i, row[name], name) for i, row in enumerate(rows) for name in _LANGUAGES if row.get(name)]
     keywords = [set(filter(None, row["tags_en"].split(";"))) for row in rows]
-    known = sorted(word for word in set().union(*keywords) if sum(word in own for own in keywords) > 1)
+    shared = sorted(word for word in set().union(*keywords) if sum(word in words for words in keywords) > 1)
     return CrossModalData(
-        "emoji: pictures and names in five languages",
-        pictures,
+        "emoji: images and names in five languages",
+        images,
         [text for _, text, _ in captions],
         np.array([i for i, _, _ in captions]),
         np.array([row["split"] for row in rows]),
-        np.array([[word in own for word in known] for own in keywords]),
+        np.array([[word in words for word in shared] for words in keywords]),
         languages=[language for _, _, language in captions],
     )
 
 
 EMOJI = Layout(
     "a folder with emoji.npz (google, uint8 (N, H, W, 3)) and emoji.tsv (split, "
-    f"{', '.join(_LANGUAGES)}, tags_en; row i describes picture i)",
+    f"{', '.join(_LANGUAGES)}, tags_en; row i describes image i)",
     lambda path: (path / "emoji.npz").is_file() and (path / "emoji.tsv").is_file(),
     _emoji,
 )
 
 
-def _codes(of: Mapping[str, Array]) -> Array | None:
-    """Codes of images (n, c), boolean: those given, or a place for each class."""
-    if "codes" in of:
-        return of["codes"].astype(bool)
-    return of["labels"][:, None] == np.unique(of["labels"]) if "labels" in of else None
+def _codes(arrays: Mapping[str, Array]) -> Array | None:
+    """Codes of images (n, c), boolean: those given, or a column for each class."""
+    if "codes" in arrays:
+        return arrays["codes"].astype(bool)
+    return arrays["labels"][:, None] == np.unique(arrays["labels"]) if "labels" in arrays else None
 
 
 CROSS_MODAL: dict[str, Layout] = {
@@ -155,8 +155,8 @@ CROSS_MODAL: dict[str, Layout] = {
     "Karpathy": KARPATHY,
     "features": features_layout(
         "cross-modal",
-        lambda name, of, split: CrossModalData(
-            name, of["images"], of["captions"], of["image_of_caption"], split, _codes(of)
+        lambda name, arrays, split: CrossModalData(
+            name, arrays["images"], arrays["captions"], arrays["image_of_caption"], split, _codes(arrays)
         ),
     ),
 }

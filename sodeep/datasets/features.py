@@ -1,4 +1,4 @@
-"""Features in a folder of arrays or an npz file, for every task."""
+"""Features computed elsewhere, in an npz file, as data of any task."""
 
 from __future__ import annotations
 
@@ -68,18 +68,18 @@ def read_features(path: StrPath, task: str) -> dict[str, dict[str, Array]]:
     if not path.is_file():
         raise FileNotFoundError(f"`path` must be {expected}, got '{path}', which is not there.")
 
-    def wrong(found: str) -> ValueError:
-        return ValueError(f"`path` must be {expected}, got '{path}': {found}.")
+    def wrong(got: str) -> ValueError:
+        return ValueError(f"`path` must be {expected}, got '{path}': {got}.")
 
     try:
-        held = npz_names(path)
-        missing = [name for name in wanted if name not in held]
+        present = npz_names(path)
+        missing = [name for name in wanted if name not in present]
         if missing:
-            raise ValueError(f"no {', '.join(missing)}, but {', '.join(sorted(held)) or 'nothing'}")
-        splits = ["train", "val", "test"] if f"val_{FEATURES[task][0]}" in held else ["train", "test"]
+            raise ValueError(f"no {', '.join(missing)}, but {', '.join(sorted(present)) or 'nothing'}")
+        splits = ["train", "val", "test"] if f"val_{FEATURES[task][0]}" in present else ["train", "test"]
         names = [*FEATURES[task]]
         for name in OPTIONAL_FEATURES.get(task, ()):
-            absent = [f"{split}_{name}" for split in splits if f"{split}_{name}" not in held]
+            absent = [f"{split}_{name}" for split in splits if f"{split}_{name}" not in present]
             if len(absent) < len(splits):
                 names.append(name)
                 if absent:
@@ -88,16 +88,16 @@ def read_features(path: StrPath, task: str) -> dict[str, dict[str, Array]]:
         arrays = {split: {name: read[f"{split}_{name}"] for name in names} for split in splits}
     except (OSError, KeyError, ValueError) as error:
         raise wrong(str(error).strip("'\"").rstrip(".")) from None
-    for split, of_split in arrays.items():
-        for name, array in of_split.items():
-            of_split[name] = feature_array(task, f"{split}_{name}", array, wrong)
+    for split, in_split in arrays.items():
+        for name, array in in_split.items():
+            in_split[name] = feature_array(task, f"{split}_{name}", array, wrong)
         first, *others = FEATURES[task]
-        rows = {name: len(of_split[name]) for name in FEATURES[task]}
+        rows = {name: len(in_split[name]) for name in FEATURES[task]}
         if task == "cross-modal":
-            index = of_split["image_of_caption"]
+            index = in_split["image_of_caption"]
             for name in OPTIONAL_FEATURES[task]:
-                if name in of_split and len(of_split[name]) != rows["images"]:
-                    raise wrong(f"{rows['images']} rows of {split}_images and {len(of_split[name])} of {split}_{name}")
+                if name in in_split and len(in_split[name]) != rows["images"]:
+                    raise wrong(f"{rows['images']} rows of {split}_images and {len(in_split[name])} of {split}_{name}")
             if rows["captions"] != rows["image_of_caption"]:
                 raise wrong(f"{rows['captions']} rows of {split}_captions and {len(index)} of {split}_image_of_caption")
             if len(index) and not (index.min() >= 0 and index.max() < rows["images"]):
@@ -108,40 +108,40 @@ def read_features(path: StrPath, task: str) -> dict[str, dict[str, Array]]:
         elif any(rows[name] != rows[first] for name in others):
             raise wrong(", ".join(f"{count} rows of {split}_{name}" for name, count in rows.items()))
     for name in FEATURES[task]:
-        columns = {f"{split}_{name}": of_split[name].shape[1:] for split, of_split in arrays.items()}
+        columns = {f"{split}_{name}": in_split[name].shape[1:] for split, in_split in arrays.items()}
         if len(set(columns.values())) > 1:
             raise wrong(", ".join(f"{shape[0]} columns of {which}" for which, shape in columns.items()))
     return arrays
 
 
 def feature_array(task: str, name: str, array: Array, wrong: Callable[[str], ValueError]) -> Array:
-    """`array` checked by what its name says it is."""
-    kind = name.split("_", 1)[1]
-    if kind in ("features", "images", "captions"):
+    """Check an array against the shape and type that its name stands for."""
+    content = name.split("_", 1)[1]
+    if content in ("features", "images", "captions"):
         if array.ndim != 2 or array.dtype.kind not in "fiub":
             raise wrong(f"{name} of shape {array.shape} and type {array.dtype}, not numbers (n, d)")
-    elif kind == "scores" and (array.ndim != 1 or array.dtype.kind not in "fiu"):
+    elif content == "scores" and (array.ndim != 1 or array.dtype.kind not in "fiu"):
         raise wrong(f"{name} of shape {array.shape} and type {array.dtype}, not numbers (n,)")
-    elif kind == "image_of_caption" and (array.ndim != 1 or array.dtype.kind not in "iu"):
+    elif content == "image_of_caption" and (array.ndim != 1 or array.dtype.kind not in "iu"):
         raise wrong(f"{name} of shape {array.shape} and type {array.dtype}, not whole numbers (m,)")
-    elif kind == "codes" and array.ndim != 2:
+    elif content == "codes" and array.ndim != 2:
         raise wrong(f"{name} of shape {array.shape}, not (n, c)")
-    elif kind == "labels" and (task == "multi-label") != (array.ndim == 2):
+    elif content == "labels" and (task == "multi-label") != (array.ndim == 2):
         raise wrong(f"{name} of shape {array.shape}, not {'(n, c)' if task == 'multi-label' else '(n,)'}")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise wrong(f"{int((~np.isfinite(array)).sum())} values of {name} are NaN or infinite")
-    if (kind == "codes" or (task == "multi-label" and kind == "labels")) and not np.isin(array, (0, 1)).all():
+    if (content == "codes" or (task == "multi-label" and content == "labels")) and not np.isin(array, (0, 1)).all():
         raise wrong(f"{name} holds more than 0 and 1")
-    if kind in ("features", "images", "captions", "scores") and array.dtype != np.float64:
+    if content in ("features", "images", "captions", "scores") and array.dtype != np.float64:
         return array.astype(np.float32)
     return array
 
 
 def features_layout(task: str, make: Callable[[str, dict[str, Array], Array], Any]) -> Layout:
-    """The npz of `read_features` as a layout. `make` gets its name, the arrays of all splits end to end, the splits."""
+    """The npz of `read_features` as a layout. `make` takes its name, the joined arrays and the splits."""
     first = FEATURES[task][0]
 
-    def found(path: Path) -> bool:
+    def matches(path: Path) -> bool:
         if not path.is_file() or not zipfile.is_zipfile(path):
             return False
         try:
@@ -161,4 +161,4 @@ def features_layout(task: str, make: Callable[[str, dict[str, Array], Array], An
     names = ", ".join(f"<split>_{name}" for name in FEATURES[task])
     if task in OPTIONAL_FEATURES:
         names += f" (and, if there are any, {' or '.join(f'<split>_{name}' for name in OPTIONAL_FEATURES[task])})"
-    return Layout(f"an .npz of {names} for the splits train, val (optional) and test", found, read)
+    return Layout(f"an .npz of {names} for the splits train, val (optional) and test", matches, read)

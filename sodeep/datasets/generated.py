@@ -13,11 +13,11 @@ def digits(seed: int) -> RetrievalData:
     with needed("sklearn", "The retrieval task without data of your own (--data)"):
         from sklearn.datasets import load_digits
 
-    found = load_digits()
+    data = load_digits()
     order = np.random.default_rng([seed, 1]).permutation(10)
     split = np.array(["train"] * 4 + ["val"] * 3 + ["test"] * 3)[np.argsort(order)]
-    pictures = (255 - found.images * (255 / 16)).round().astype(np.uint8)
-    return RetrievalData("scikit-learn digits, 3 of 10 classes unseen", pictures, found.target, split[found.target])
+    images = (255 - data.images * (255 / 16)).round().astype(np.uint8)
+    return RetrievalData("scikit-learn digits, 3 of 10 classes unseen", images, data.target, split[data.target])
 
 
 _COLOURS = {
@@ -31,23 +31,23 @@ _COLOURS = {
     "brown": (130, 80, 40),
 }
 
-_FORMS = ("square", "disc", "ring", "cross", "stripes", "frame")
+_SHAPES = ("square", "disc", "ring", "cross", "stripes", "frame")
 
 _PLACES = ("left", "right", "top", "bottom", "middle")
 
 
 def shapes(seed: int, n: int = 1000, size: int = 16) -> CrossModalData:
-    """Invented pictures of a coloured shape on white, with two captions each in differing words."""
+    """Generated images of a coloured shape on white, with two captions each in differing words."""
     rng = np.random.default_rng([seed, 5])
     grid = np.linspace(-1, 1, size)
     x, y = np.meshgrid(grid, grid)
     centres = dict(zip(_PLACES, ((-0.4, 0), (0.4, 0), (0, -0.4), (0, 0.4), (0, 0)), strict=True))
-    pictures, captions = np.full((n, size, size, 3), 255, dtype=np.uint8), []
-    codes = np.zeros((n, len(_COLOURS) + len(_FORMS) + len(_PLACES) + 2), dtype=bool)
-    offsets = np.cumsum([0, len(_COLOURS), len(_FORMS), len(_PLACES)])
+    images, captions = np.full((n, size, size, 3), 255, dtype=np.uint8), []
+    codes = np.zeros((n, len(_COLOURS) + len(_SHAPES) + len(_PLACES) + 2), dtype=bool)
+    offsets = np.cumsum([0, len(_COLOURS), len(_SHAPES), len(_PLACES)])
     for i in range(n):
-        colour, form, place, large = rng.integers((len(_COLOURS), len(_FORMS), len(_PLACES), 2))
-        words = [list(_COLOURS)[colour], _FORMS[form], _PLACES[place], ("small", "large")[large]]
+        colour, shape, place, large = rng.integers((len(_COLOURS), len(_SHAPES), len(_PLACES), 2))
+        words = [list(_COLOURS)[colour], _SHAPES[shape], _PLACES[place], ("small", "large")[large]]
         radius = (0.3, 0.5)[large]
         u, v = ((x - centres[words[2]][0]) / radius, (y - centres[words[2]][1]) / radius)
         r, m = np.hypot(u, v), np.maximum(abs(u), abs(v))
@@ -59,20 +59,20 @@ def shapes(seed: int, n: int = 1000, size: int = 16) -> CrossModalData:
             "stripes": (m <= 1) & (np.floor(2 * v) % 2 == 0),
             "frame": abs(m - 0.8) <= 0.3,
         }[words[1]]
-        pictures[i][ink] = list(_COLOURS.values())[colour]
+        images[i][ink] = list(_COLOURS.values())[colour]
         captions.append(f"a {words[3]} {words[0]} {words[1]} {words[2]}")
         captions.append(f"{words[2]}: {words[1]}, {words[0]}, {words[3]}")
-        codes[i, offsets + np.array([colour, form, place, large])] = True
-    pictures = (pictures + rng.normal(0, 12, pictures.shape)).clip(0, 255).astype(np.uint8)
+        codes[i, offsets + np.array([colour, shape, place, large])] = True
+    images = (images + rng.normal(0, 12, images.shape)).clip(0, 255).astype(np.uint8)
     split = np.select([np.arange(n) < 0.6 * n, np.arange(n) < 0.8 * n], ["train", "val"], "test")
     owner = np.repeat(np.arange(n), 2)
-    return CrossModalData("synthetic shapes (generated, no real data)", pictures, captions, owner, split, codes)
+    return CrossModalData("synthetic shapes (generated, no real data)", images, captions, owner, split, codes)
 
 
 def noisy_scores(seed: int, n: int = 2000, d: int = 16) -> MemorabilityData:
-    """Invented scores: a smooth function of random features plus noise, squeezed to [0, 1] as human scores are.
+    """Generated scores: a smooth function of random features plus noise, squeezed to [0, 1] as human scores are.
 
-    Noise bounds what any model reaches, and a tenth of the scores are blunders, on which squared errors waste effort.
+    Noise bounds what any model reaches, and a tenth of the scores are outliers, which dominate squared errors.
     """
     rng = np.random.default_rng([seed, 4])
     features = rng.normal(size=(n, d)).astype(np.float32)
@@ -101,7 +101,9 @@ def topics(seed: int) -> MultiLabelData:
 
 
 def two_classes(seed: int) -> MultiLabelData:
-    """Two normal clouds of different shape: no line parts them, and the best one for precision is not the one between.
+    """Two normal clouds of different shape, not linearly separable.
+
+    The best line for average precision is not the one between them.
 
     Half of the positives lie far out and are easy; the others are in the midst of the negatives.
     """

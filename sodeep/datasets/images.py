@@ -1,14 +1,14 @@
-"""Pictures of any kind as small ones of 8 bits a channel.
+"""Image files of any format, resized to small squares of 8 bits a channel.
 
-What a value means does not depend on the picture it is in, so that pictures of one data set stay comparable:
+All images of a data set are scaled alike, so that their values stay comparable:
 
 * 8 bits or fewer (black and white, grey, palette, RGB, CMYK, YCbCr): as they are, 0 is black and 255 white.
-* Whole numbers of more bits: white is the least of 255, 1023, 4095, 16383 and 65535 that no picture **of the data set**
-  exceeds. Pictures of 12 bits in files of 16 are so read as of 12. Still larger numbers: white is the largest.
+* Whole numbers of more bits: white is the least of 255, 1023, 4095, 16383 and 65535 that no image **of the data set**
+  exceeds. Images of 12 bits in files of 16 are so read as of 12. Still larger numbers: white is the largest.
 * Floating point: 0 is black and 1 white, or the largest value of the data set where that is above 1.
 * Transparency: laid on white.
 
-Of an animation it is the first frame; a picture is turned as its EXIF orientation says.
+Of an animation the first frame is read; an image is turned as its EXIF orientation says.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _WHITES = (255, 1023, 4095, 16383, 65535)
 
 
 def read_images(sources: Iterable[Source], size: int, *, grey: bool = False) -> Array:
-    """Pictures, whatever their shape, made square by the mean over an area.
+    """Read images of any shape as squares; each pixel is the mean over an area.
 
     Args:
         sources: where they are.
@@ -44,11 +44,11 @@ def read_images(sources: Iterable[Source], size: int, *, grey: bool = False) -> 
         grey: one channel in place of three.
 
     Returns:
-        uint8 (n, size, size), or (n, size, size, 3) without `grey`. See the head of this module for what values mean.
+        uint8 (n, size, size), or (n, size, size, 3) without `grey`. The head of this module says how values are scaled.
 
     Raises:
         MissingPackageError: Pillow is not installed.
-        ValueError: a file that is no picture, or has values that are negative or not finite; the message names it.
+        ValueError: a file that is no image, or has values that are negative or not finite; the message names it.
     """
     with needed("PIL", "Reading images"):
         import PIL.Image  # noqa: F401
@@ -61,32 +61,32 @@ def read_images(sources: Iterable[Source], size: int, *, grey: bool = False) -> 
         try:
             given: Any = io.BytesIO(source[1]) if isinstance(source, tuple) else source
             length = len(source[1]) if isinstance(source, tuple) else Path(source).stat().st_size
-            pixels, kind, largest = _read(given, length, size, grey)
-        except Exception as error:  # Pillow's decoders raise whatever they stumble on
-            raise ValueError(f"{name} must be a picture, got a file that Pillow cannot read ({error}).") from None
+            pixels, number_type, largest = _read(given, length, size, grey)
+        except Exception as error:  # Pillow's decoders raise errors of many types
+            raise ValueError(f"{name} must be an image, got a file that Pillow cannot read ({error}).") from None
         if not 0 <= largest < np.inf:
             raise ValueError(
                 f"{name} must have values that are finite and not negative, 0 for black, got {largest:g}. "
                 "Shift or clip them first."
             )
-        if kind in wide:
-            wide[kind].append((place, largest))
+        if number_type in wide:
+            wide[number_type].append((place, largest))
         small.append(pixels)
     if wide["high bytes"] and max(largest for _, largest in wide["high bytes"]) < 64:
         raise ValueError(
-            f"Pictures of 16 bits in colour must use more than the lower 14 of them, got less in all, the last in "
+            f"Images of 16 bits in colour must use more than the lower 14 of them, got less in all, the last in "
             f"{name}. Pillow reads only the upper 8: save them with 8 bits a channel."
         )
-    for kind in ("whole", "real"):
-        white = _white(kind, max((largest for _, largest in wide[kind]), default=0))
-        for place, _ in wide[kind]:
+    for number_type in ("whole", "real"):
+        white = _white(number_type, max((largest for _, largest in wide[number_type]), default=0))
+        for place, _ in wide[number_type]:
             small[place] = _as_bytes(small[place] * (255 / white), grey)
     shape = (0, size, size) if grey else (0, size, size, 3)
     return np.stack(small) if small else np.empty(shape, dtype=np.uint8)
 
 
-def _white(kind: str, largest: float) -> float:
-    if kind == "real":
+def _white(number_type: str, largest: float) -> float:
+    if number_type == "real":
         return max(1.0, largest)
     return next((white for white in _WHITES if largest <= white), largest)
 
@@ -97,34 +97,34 @@ def _as_bytes(values: Array, grey: bool) -> Array:
 
 
 def _read(source: Any, length: int, size: int, grey: bool) -> tuple[Array, str, float]:
-    """A small picture, the kind of its numbers, and the largest of them before it was made small.
+    """A small image, the type of its numbers, and the largest of them before it was resized.
 
-    The picture is uint8 in its final shape, or float32 (size, size) of the kinds "whole" and "real". In place of a
-    largest number it is one that must not be, where there is one.
+    The image is uint8 in its final shape, or float32 (size, size) of the types "whole" and "real". In place of the
+    largest number, a negative one or NaN is returned where there is one.
     """
     from PIL import Image, ImageOps
 
-    with Image.open(source) as picture:
-        picture.draft("RGB", (2 * size, 2 * size))  # a large JPEG is decoded at a fraction of its size
-        if math.prod(picture.size) > max(_MANY_PIXELS, 100 * length):
-            raise ValueError(f"{picture.width} x {picture.height} pixels in {length} bytes")
-        kind, largest = "bytes", 255.0
-        if picture.mode.startswith("RGB") and any(";16" in str(tile[3]) for tile in picture.tile):
-            kind = "high bytes"  # of each channel: Pillow drops the others
-        ImageOps.exif_transpose(picture, in_place=True)
-        if picture.mode in ("I", "F") or picture.mode.startswith("I;16"):
-            values = np.asarray(picture)
-            kind = "whole" if values.dtype.kind in "iu" else "real"
+    with Image.open(source) as image:
+        image.draft("RGB", (2 * size, 2 * size))  # a large JPEG is decoded at a fraction of its size
+        if math.prod(image.size) > max(_MANY_PIXELS, 100 * length):
+            raise ValueError(f"{image.width} x {image.height} pixels in {length} bytes")
+        number_type, largest = "bytes", 255.0
+        if image.mode.startswith("RGB") and any(";16" in str(tile[3]) for tile in image.tile):
+            number_type = "high bytes"  # of each channel: Pillow drops the others
+        ImageOps.exif_transpose(image, in_place=True)
+        if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+            values = np.asarray(image)
+            number_type = "whole" if values.dtype.kind in "iu" else "real"
             values = values.astype(np.float32)
             low, high = float(values.min()), float(values.max())  # NaN if there is one
             small = Image.fromarray(values).resize((size, size), Image.Resampling.BOX)
-            return np.asarray(small), kind, high if low >= 0 else low
-        if kind == "high bytes":
-            extrema: Any = picture.getextrema()  # of each channel
+            return np.asarray(small), number_type, high if low >= 0 else low
+        if number_type == "high bytes":
+            extrema: Any = image.getextrema()  # of each channel
             largest = float(max(high for _, high in extrema[:3]))
-        shown: Any = picture
-        if picture.has_transparency_data:
-            shown = picture.convert("RGBA")
+        shown: Any = image
+        if image.has_transparency_data:
+            shown = image.convert("RGBA")
             shown = Image.alpha_composite(Image.new("RGBA", shown.size, "white"), shown)
         shown = shown.convert("L" if grey else "RGB").resize((size, size), Image.Resampling.BOX)
-        return np.asarray(shown), kind, largest
+        return np.asarray(shown), number_type, largest

@@ -36,8 +36,8 @@ def read_table(
 ) -> ScoredTable:
     r"""A csv table with a column of scores, and one of texts, columns of numbers or both to predict them from.
 
-    Cells may be apart by commas, semicolons, tabs or bars. A column "split" of train, val (or dev) and test says which
-    rows are for what.
+    Cells may be separated by commas, semicolons, tabs or bars. A column "split" of train, val (or dev) and
+    test assigns the rows.
 
     Args:
         path: the file; its first line names the columns.
@@ -73,7 +73,7 @@ def read_table(
         if table.names and name not in table.names:
             near = alike(name, table.names)
             hint = "" if near is None else f" Is it {near!r}?"
-            raise ValueError(f"`{argument}` must be in '{path}', got {name!r} for {table.found}.{hint}")
+            raise ValueError(f"`{argument}` must be in '{path}', got {name!r} for {table.description}.{hint}")
     score = target or "score"
     text = "text" if text is None and "text" in table.names and score != "text" else text
     split = _table_split(table) if "split" not in named else None
@@ -88,7 +88,7 @@ def read_table(
             hint = " Which column holds the scores? Say so: target=NAME (--target NAME)."
         raise ValueError(
             f"`path` must be a csv table with a column {score} and a column text, columns of numbers or both, "
-            f"got {table.found if table.rows else 'no rows'} in '{path}'.{hint}"
+            f"got {table.description if table.rows else 'no rows'} in '{path}'.{hint}"
         )
     scores = np.array(table.numbers(score))
     remedy = ""
@@ -106,7 +106,7 @@ _SPLIT_NAMES = {"train": "train", "training": "train", "val": "val", "valid": "v
 
 
 def _table_split(table: Table) -> Array | None:
-    """The column "split", if it is one: of other things it is a column like others."""
+    """The column "split", if it is one: with other content it is a column like others."""
     cells = [cell.strip().casefold() for cell in table.texts("split")] if "split" in table.names else []
     if not any(cell in _SPLIT_NAMES for cell in cells):
         return None
@@ -123,9 +123,9 @@ def table_data(
     path: Path, *, target: str | None = None, text: str | None = None, predictors: Sequence[str] | None = None
 ) -> MemorabilityData:
     """The table of `read_table` as data of the memorability task."""
-    found = read_table(path, target=target, text=text, predictors=predictors)
+    table = read_table(path, target=target, text=text, predictors=predictors)
     name = path.stem if target is None else f"{path.stem}, {target}"
-    return MemorabilityData(name, found.scores, found.texts, found.features, found.split)
+    return MemorabilityData(name, table.scores, table.texts, table.features, table.split)
 
 
 TABLE = Layout(
@@ -161,9 +161,10 @@ def read_mediaeval(
     Args:
         path: the csv. Columns of 2018 and 2019: video, short-term_memorability, nb_short-term_annotations, and the same
             for long-term. Of 2021: video_id, scores_raw_short_term, scores_normalized_short_term, scores_raw_long_term.
-        captions: dev-set_video-captions.txt (2018: a video and its caption in each line, apart by a tab, hyphens for
-            spaces) or train_text_descriptions.csv (2021: video_id, description; several for a video; of Memento10k,
-            video_id and description_0 to description_4). None: the columns description_0 and so on of `path`, if any.
+        captions: dev-set_video-captions.txt (2018: a video and its caption in each line, separated by a tab,
+            hyphens for spaces) or train_text_descriptions.csv (2021: video_id, description; several for a video; of
+            Memento10k, video_id and description_0 to description_4). None: the columns description_0 and so on of
+            `path`, if any.
         term: "short" or "long".
         normalized: the scores of 2021 corrected for the time between the two showings.
 
@@ -174,15 +175,15 @@ def read_mediaeval(
     check_choice(term, ("short", "long"), "term")
     path = user_path(path)
     layout = FolderLayout(path.parent, [path.name], _MEDIAEVAL)
-    kind = "normalized" if normalized else "raw"
+    version = "normalized" if normalized else "raw"
     columns = {} if normalized else {f"{term}-term_memorability": "video"}
-    columns[f"scores_{kind}_{term}_term"] = "video_id"
+    columns[f"scores_{version}_{term}_term"] = "video_id"
     table = read_csv(path, columns.values())
     column = next((c for c, name in columns.items() if c in table.names and name in table.names), None)
     if column is None:
         wanted = " or ".join(f"{name} and {c}" for c, name in columns.items())
-        found = table.found if table.names else "an empty file"
-        raise layout.wrong(f"{path.name} must have the columns {wanted}", found)
+        got = table.description if table.names else "an empty file"
+        raise layout.wrong(f"{path.name} must have the columns {wanted}", got)
     names = table.texts(columns[column])
 
     def numbers(column: str) -> list[float]:
@@ -201,8 +202,8 @@ def read_mediaeval(
     annotations = [int(count) for count in numbers(counts)] if counts in table.names else None
     split = _table_split(table)
     if captions is None:
-        own = _descriptions(table) if _described(table.names) else None
-        return ScoredItems(names, scores, annotations, own, split)
+        described = _descriptions(table) if _described(table.names) else None
+        return ScoredItems(names, scores, annotations, described, split)
     texts = _video_captions(user_path(captions))
     silent = [name for name in names if name not in texts]
     if silent:
@@ -221,7 +222,7 @@ def _video_captions(path: Path) -> dict[str, str]:
     if path.suffix == ".csv":
         table = read_csv(path, ("video_id",))
         if "video_id" not in table.names or not _described(table.names):
-            raise layout.wrong(expected, table.found if table.names else "an empty file")
+            raise layout.wrong(expected, table.description if table.names else "an empty file")
         pairs = list(zip(table.texts("video_id"), _descriptions(table), strict=True))
     else:
         pairs = []
@@ -238,7 +239,7 @@ def _video_captions(path: Path) -> dict[str, str]:
 def _descriptions(table: Table) -> list[str]:
     """The captions in each row, end to end."""
     captions = zip(*(table.texts(name) for name in _described(table.names)), strict=True)
-    return [" ".join(filter(None, own)) for own in captions]
+    return [" ".join(filter(None, texts)) for texts in captions]
 
 
 def _described(names: Iterable[str]) -> list[str]:
@@ -259,13 +260,13 @@ def _mediaeval_files(path: Path) -> dict[str, tuple[Path, Path | None]]:
         return {"train": (path, None)} if {"video_id", "description_0"} <= {*names} else {}
     if all((path / name).is_file() for name in _MEDIAEVAL_2018):
         return {"train": (path / _MEDIAEVAL_2018[0], path / _MEDIAEVAL_2018[1])}
-    found: dict[str, tuple[Path, Path | None]] = {}
+    files: dict[str, tuple[Path, Path | None]] = {}
     for split, (part, folder) in _MEDIAEVAL_PARTS.items():
         for place in (path, path / folder):
             scores, captions = (place / f"{part}_{name}.csv" for name in ("scores", "text_descriptions"))
             if scores.is_file() and captions.is_file():  # the scores of a test are kept back at first
-                found[split] = (scores, captions)
-    return found if "train" in found else {}
+                files[split] = (scores, captions)
+    return files if "train" in files else {}
 
 
 def _mediaeval(path: Path) -> MemorabilityData:
@@ -331,7 +332,7 @@ MEMORABILITY: dict[str, Layout] = {
     "table": TABLE,
     "features": features_layout(
         "memorability",
-        lambda name, of, split: MemorabilityData(name, of["scores"], features=of["features"], split=split),
+        lambda name, arrays, split: MemorabilityData(name, arrays["scores"], features=arrays["features"], split=split),
     ),
 }
 """What ``sodeep compare memorability --data`` may be."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sodeep._core.checks import check_choice
-from sodeep.datasets._folder import FolderLayout, Layout, StrPath, holds, need_files, visible
+from sodeep.datasets._folder import FolderLayout, Layout, StrPath, has_files, need_files, visible
 from sodeep.datasets.features import features_layout
 from sodeep.datasets.retrieval import small_images
 from sodeep.datasets.tables import read_text
@@ -27,7 +27,7 @@ class LabelledImages:
     labels: Tensor
     """(n, c), boolean."""
     where: Tensor
-    """(n, c), boolean. False: all objects of the class in the image are marked difficult; it counts neither way."""
+    """(n, c), boolean. False: all objects of the class in the image are marked difficult; it is left out there."""
     names: list[str]
     """Of the c classes."""
 
@@ -115,7 +115,7 @@ def _voc(path: Path) -> MultiLabelData:
 
 VOC = Layout(
     f"the folder VOCdevkit/VOC2007 with ImageSets/Main and JPEGImages: {_VOC}",
-    holds("ImageSets/Main", "JPEGImages"),
+    has_files("ImageSets/Main", "JPEGImages"),
     _voc,
 )
 
@@ -130,8 +130,8 @@ def _goemotions(path: Path) -> MultiLabelData:
         for number, line in enumerate(read_text(path / table).splitlines(), 1):
             fields = line.split("\t")
             try:
-                own = [int(label) for label in fields[1].split(",")]
-                labels.append(np.bincount(own, minlength=len(names)).astype(bool))
+                numbers = [int(label) for label in fields[1].split(",")]
+                labels.append(np.bincount(numbers, minlength=len(names)).astype(bool))
             except (IndexError, ValueError):
                 raise ValueError(
                     f"`data` {path / table} must hold a text, label numbers and an id in each line, "
@@ -140,7 +140,7 @@ def _goemotions(path: Path) -> MultiLabelData:
             if len(labels[-1]) != len(names):
                 raise ValueError(
                     f"`data` {path / table} must hold label numbers below {len(names)}, the lines of labels.txt, "
-                    f"got {max(own)} in line {number}."
+                    f"got {max(numbers)} in line {number}."
                 )
             texts.append(fields[0])
             split.append(part)
@@ -150,7 +150,7 @@ def _goemotions(path: Path) -> MultiLabelData:
 GOEMOTIONS = Layout(
     "a folder with labels.txt, train.tsv, dev.tsv and test.tsv (text, label numbers, id), "
     "github.com/google-research/google-research/tree/master/goemotions",
-    holds(*_GOEMOTIONS.values(), "labels.txt"),
+    has_files(*_GOEMOTIONS.values(), "labels.txt"),
     _goemotions,
 )
 
@@ -159,11 +159,11 @@ MULTI_LABEL: dict[str, Layout] = {
     "VOC 2007": VOC,
     "features": features_layout(
         "multi-label",
-        lambda name, of, split: MultiLabelData(
+        lambda name, arrays, split: MultiLabelData(
             name,
-            of["labels"].astype(bool),
-            [f"label {i}" for i in range(of["labels"].shape[1])],
-            features=of["features"],
+            arrays["labels"].astype(bool),
+            [f"label {i}" for i in range(arrays["labels"].shape[1])],
+            features=arrays["features"],
             split=split,
         ),
     ),

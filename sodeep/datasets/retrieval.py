@@ -1,4 +1,7 @@
-"""Retrieval data: images of classes."""
+"""Retrieval data: images with a class each, and no class in both training and test.
+
+For every data set: its reader, the function that makes `RetrievalData` of it, and its `Layout`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from sodeep.datasets._folder import (
     Layout,
     StrPath,
     array_names,
-    holds,
+    has_files,
     left_behind,
     need_files,
     npz_files,
@@ -26,7 +29,7 @@ from sodeep.datasets.images import read_images
 from sodeep.datasets.types import Array, RetrievalData
 
 PIXELS = 64
-"""Height and width that pictures are made small to."""
+"""Height and width that images are resized to."""
 
 
 def small_images(paths: Sequence[Path]) -> Array:
@@ -52,16 +55,16 @@ class RetrievalSet:
     train: Items
     queries: Items
     gallery: Items | None
-    """What the queries are searched in; None: in each other, the query itself left out."""
+    """The items that the queries search; None: the other queries."""
     names: dict[int, str]
     """Label -> name of the class."""
 
 
-def checked_set(found: RetrievalSet, layout: FolderLayout, check_files: bool) -> RetrievalSet:
+def checked_set(benchmark: RetrievalSet, layout: FolderLayout, check_files: bool) -> RetrievalSet:
     """The set that was read, after checks that no part is empty and all files exist."""
-    parts = {"train": found.train, "test": found.queries}
-    if found.gallery is not None:
-        parts = {"train": found.train, "query": found.queries, "gallery": found.gallery}
+    parts = {"train": benchmark.train, "test": benchmark.queries}
+    if benchmark.gallery is not None:
+        parts = {"train": benchmark.train, "query": benchmark.queries, "gallery": benchmark.gallery}
     for name, part in parts.items():
         if not part.paths:
             raise layout.wrong(
@@ -69,17 +72,17 @@ def checked_set(found: RetrievalSet, layout: FolderLayout, check_files: bool) ->
             )
     if check_files:
         need_files([path for part in parts.values() for path in part.paths], layout.folder, layout.origin)
-    return found
+    return benchmark
 
 
-def as_data(name: str, found: RetrievalSet) -> RetrievalData:
-    """The set as data of the task, its images read when they are needed."""
-    gallery = found.gallery or Items([], [])
-    paths = found.train.paths + found.queries.paths + gallery.paths
-    labels = np.array(found.train.labels + found.queries.labels + gallery.labels)
-    split = np.repeat(["train", "test"], [len(found.train), len(found.queries) + len(gallery)])
-    asks = np.repeat([True, False], [len(found.train) + len(found.queries), len(gallery)])
-    return RetrievalData(name, small_images(paths), labels, split, None if found.gallery is None else asks)
+def as_data(name: str, benchmark: RetrievalSet) -> RetrievalData:
+    """The set as data of the task, its images resized to `PIXELS`."""
+    gallery = benchmark.gallery or Items([], [])
+    paths = benchmark.train.paths + benchmark.queries.paths + gallery.paths
+    labels = np.array(benchmark.train.labels + benchmark.queries.labels + gallery.labels)
+    split = np.repeat(["train", "test"], [len(benchmark.train), len(benchmark.queries) + len(gallery)])
+    query = np.repeat([True, False], [len(benchmark.train) + len(benchmark.queries), len(gallery)])
+    return RetrievalData(name, small_images(paths), labels, split, None if benchmark.gallery is None else query)
 
 
 _CUB = "Caltech-UCSD Birds-200-2011 (CUB-200-2011), from the Caltech Vision Lab's page of that name"
@@ -115,8 +118,8 @@ def read_cub(folder: StrPath, *, split: str = "classes", check_files: bool = Tru
         images = [image for image in paths if to_train.get(image) is train]
         return Items([layout.folder / "images" / paths[i] for i in images], [labels[i] for i in images])
 
-    found = RetrievalSet(part(True), part(False), None, names)
-    return checked_set(found, layout, check_files)
+    benchmark = RetrievalSet(part(True), part(False), None, names)
+    return checked_set(benchmark, layout, check_files)
 
 
 def _cub(path: Path) -> RetrievalData:
@@ -125,7 +128,7 @@ def _cub(path: Path) -> RetrievalData:
 
 CUB = Layout(
     f"a folder with images.txt, image_class_labels.txt, classes.txt and images/: {_CUB}",
-    holds("images.txt", "image_class_labels.txt"),
+    has_files("images.txt", "image_class_labels.txt"),
     _cub,
 )
 
@@ -153,8 +156,8 @@ def read_online_products(folder: StrPath, *, check_files: bool = True) -> Retrie
             names.setdefault(items.labels[-1], f"{path.split('/')[0].removesuffix('_final')} {label}")
         return items
 
-    found = RetrievalSet(part("Ebay_train.txt"), part("Ebay_test.txt"), None, names)
-    return checked_set(found, layout, check_files)
+    benchmark = RetrievalSet(part("Ebay_train.txt"), part("Ebay_test.txt"), None, names)
+    return checked_set(benchmark, layout, check_files)
 
 
 def _online_products(path: Path) -> RetrievalData:
@@ -162,8 +165,8 @@ def _online_products(path: Path) -> RetrievalData:
 
 
 ONLINE_PRODUCTS = Layout(
-    f"a folder with Ebay_train.txt, Ebay_test.txt and the folders of pictures: {_SOP}",
-    holds("Ebay_train.txt"),
+    f"a folder with Ebay_train.txt, Ebay_test.txt and the folders of images: {_SOP}",
+    has_files("Ebay_train.txt"),
     _online_products,
 )
 
@@ -193,8 +196,8 @@ def read_in_shop(folder: StrPath, *, check_files: bool = True) -> RetrievalSet:
         names[label] = item
         parts[part].paths.append(root / path)
         parts[part].labels.append(label)
-    found = RetrievalSet(parts["train"], parts["query"], parts["gallery"], names)
-    return checked_set(found, layout, check_files)
+    benchmark = RetrievalSet(parts["train"], parts["query"], parts["gallery"], names)
+    return checked_set(benchmark, layout, check_files)
 
 
 def _in_shop(path: Path) -> RetrievalData:
@@ -211,34 +214,34 @@ IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".we
 
 
 def read_class_folders(folder: StrPath) -> RetrievalSet:
-    """Your own pictures: a folder for each class.
+    """Your own images: a folder for each class.
 
     Either the classes lie in folders ``train`` and ``test``, and no class in both; or they lie in `folder` itself, and
     every second one, by name, is for the test.
 
     Raises:
         FileNotFoundError: no such folder.
-        ValueError: fewer than four classes, a class of fewer than two pictures, or one that is in both parts.
+        ValueError: fewer than four classes, a class of fewer than two images, or one that is in both parts.
     """
     folder = user_path(folder)
     if not folder.is_dir():
-        raise FileNotFoundError(f"`folder` must have a folder of pictures for each class, got '{folder}', not there.")
+        raise FileNotFoundError(f"`folder` must have a folder of images for each class, got '{folder}', not there.")
     parts = [folder / "train", folder / "test"]
     if all(part.is_dir() for part in parts):
         train, test = (_subfolders(part) for part in parts)
     else:
         classes = _subfolders(folder)
         train, test = classes[::2], classes[1::2]
-    pictures = {entry: _images_in(entry) for entry in train + test}
+    images = {entry: _images_in(entry) for entry in train + test}
     if len(train) < 2 or len(test) < 2:
         raise ValueError(
-            f"`folder` must have two classes or more to train on and two for the test, a folder of pictures each, got "
+            f"`folder` must have two classes or more to train on and two for the test, a folder of images each, got "
             f"{len(train)} and {len(test)} in '{folder}'."
         )
-    for entry, files in pictures.items():
+    for entry, files in images.items():
         if len(files) < 2:
             raise ValueError(
-                f"`folder` must have two pictures or more of each class, got {len(files)} in '{entry}'. "
+                f"`folder` must have two images or more of each class, got {len(files)} in '{entry}'. "
                 "Add some, or move that folder away."
             )
     both = {entry.name for entry in train} & {entry.name for entry in test}
@@ -246,8 +249,8 @@ def read_class_folders(folder: StrPath) -> RetrievalSet:
         raise ValueError(f"`folder` must not have a class in train and in test, got {min(both)!r} in '{folder}'.")
 
     def items(entries: Sequence[Path], first: int) -> Items:
-        labels = [label for label, entry in enumerate(entries, first) for _ in pictures[entry]]
-        return Items([file for entry in entries for file in pictures[entry]], labels)
+        labels = [label for label, entry in enumerate(entries, first) for _ in images[entry]]
+        return Items([file for entry in entries for file in images[entry]], labels)
 
     names = {label: entry.name for label, entry in enumerate(train + test)}
     return RetrievalSet(items(train, 0), items(test, len(train)), None, names)
@@ -275,7 +278,7 @@ def _is_class_folders(path: Path) -> bool:
 
 
 CLASS_FOLDERS = Layout(
-    "your own folder with a folder of pictures for each class, or with train/ and test/ of such folders",
+    "your own folder with a folder of images for each class, or with train/ and test/ of such folders",
     _is_class_folders,
     _class_folders,
 )
@@ -294,14 +297,14 @@ def _omniglot(path: Path) -> RetrievalData:
             alphabets.append(alphabet)
             parts.append(part)
     if len(set(parts)) < 2:
-        raise ValueError(f"`data` {path} must hold pictures in both {' and '.join(_OMNIGLOT)}, got {set(parts)}.")
+        raise ValueError(f"`data` {path} must hold images in both {' and '.join(_OMNIGLOT)}, got {set(parts)}.")
     train = np.array(parts) == _OMNIGLOT[0]
     seen = np.isin(alphabets, np.array(alphabets)[train])
     keep = train | ~seen
     split = np.where(train, "train", "test")
     return RetrievalData(
         "Omniglot: small1, tested on the unseen alphabets of small2",
-        # ink wins: 105 pixels to 28 by the mean leaves thin strokes pale, but whole
+        # the mean over an area, from 105 pixels to 28, leaves thin strokes pale, but whole
         read_images(files, 28, grey=True)[keep],
         np.array(labels)[keep],
         split[keep],
@@ -309,7 +312,7 @@ def _omniglot(path: Path) -> RetrievalData:
 
 
 def _omniglot_files(path: Path, part: str) -> Iterator[tuple[PurePosixPath, bytes]]:
-    """Name and bytes of the pictures of `part`, in a zip or a folder."""
+    """Name and bytes of the images of `part`, in a zip or a folder."""
     if (path / part).is_dir():
         for file in sorted((path / part).rglob("*.png")):
             place = PurePosixPath(file.relative_to(path).as_posix())
@@ -339,13 +342,13 @@ def _jpegs(path: Path) -> RetrievalData:
     with np.load(file) as arrays:
         content, offsets, labels = arrays["jpeg"].tobytes(), arrays["offset"], arrays["label"]
     ends = zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
-    files = ((f"{file}, picture {i}", content[start:end]) for i, (start, end) in enumerate(ends))
-    pictures = read_images(files, 32)
+    files = ((f"{file}, image {i}", content[start:end]) for i, (start, end) in enumerate(ends))
+    images = read_images(files, 32)
     classes = np.unique(labels)
     order = np.random.default_rng(0).permutation(len(classes))
-    held = max(2, round(0.3 * len(classes)))
-    split = np.where(np.isin(labels, classes[order[:held]]), "test", "train")
-    return RetrievalData(f"{file.stem}, {held} of {len(classes)} classes unseen", pictures, labels, split)
+    held_out = max(2, round(0.3 * len(classes)))
+    split = np.where(np.isin(labels, classes[order[:held_out]]), "test", "train")
+    return RetrievalData(f"{file.stem}, {held_out} of {len(classes)} classes unseen", images, labels, split)
 
 
 def _jpeg_files(path: Path) -> list[Path]:
@@ -366,7 +369,7 @@ RETRIEVAL: dict[str, Layout] = {
     "In-shop": IN_SHOP,
     "class folders": CLASS_FOLDERS,
     "features": features_layout(
-        "retrieval", lambda name, of, split: RetrievalData(name, of["features"], of["labels"], split)
+        "retrieval", lambda name, arrays, split: RetrievalData(name, arrays["features"], arrays["labels"], split)
     ),
 }
 """What ``sodeep compare retrieval --data`` may be; the first that fits is read."""

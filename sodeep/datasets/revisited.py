@@ -41,7 +41,7 @@ class RevisitedSet:
     """Indices in the gallery, a list for each query."""
 
     def relevance(self, protocol: str) -> tuple[Tensor, Tensor]:
-        """What counts as right, and what counts at all, under a protocol.
+        """The relevant images, and those that count at all, under a protocol.
 
         | protocol | right | left out |
         |---|---|---|
@@ -97,8 +97,8 @@ def read_revisited(path: str | os.PathLike[str]) -> RevisitedSet:
         raise FileNotFoundError(f"`path` must be a ground truth file, {expected}, got '{path}', which is not there. "
                                 f"The data are {_REVISITED}.")  # fmt: skip
 
-    def wrong(found: str) -> ValueError:
-        return ValueError(f"`path` must be {expected}, got '{path}': {found}. The data are {_REVISITED}.")
+    def wrong(got: str) -> ValueError:
+        return ValueError(f"`path` must be {expected}, got '{path}': {got}. The data are {_REVISITED}.")
 
     try:
         data = json.loads(path.read_bytes()) if path.suffix == ".json" else read_plain_pickle(path)

@@ -10,7 +10,7 @@ from sodeep._core.checks import describe
 from sodeep.datasets.types import Array
 
 SPLITS = ("train", "val", "test")
-"""Losses are trained on the first, settings chosen on the second, figures taken on the third."""
+"""Losses are trained on the first, settings chosen on the second, results measured on the third."""
 
 
 def indices_of(split: Array) -> dict[str, Tensor]:
@@ -29,36 +29,36 @@ def drawn_split(n: int, seed: int) -> Array:
 
 
 def given_split(split: Array | None, n: int, seed: int) -> Array:
-    """The split that n items come with, a "val" drawn where it has none; or a drawn one."""
+    """The split given for n items, with a "val" drawn where it has none; or a drawn split."""
     return drawn_split(n, seed) if split is None else with_validation(np.asarray(split), seed)
 
 
-def with_validation(split: Array, seed: int, share: float = 0.15) -> Array:
-    """The split itself if it has a "val", else with a share of "train" drawn for it."""
+def with_validation(split: Array, seed: int, fraction: float = 0.15) -> Array:
+    """The split itself if it has a "val", else with a fraction of "train" drawn for it."""
     unknown = set(np.unique(split)) - set(SPLITS)
     if unknown:
         raise ValueError(f"`split` must hold train, val and test only, got {describe(str(min(unknown)))}.")
     if (split == "val").any():
         return split
     train = np.flatnonzero(split == "train")
-    chosen = np.random.default_rng([seed, 3]).permutation(train)[: round(share * len(train))]
+    chosen = np.random.default_rng([seed, 3]).permutation(train)[: round(fraction * len(train))]
     return np.where(np.isin(np.arange(len(split)), chosen), "val", split)
 
 
-def with_train_fraction(split: Array, seed: int, share: float) -> Array:
-    """The split with a share of "train" left, drawn with the seed; the rest are in no split, "".
+def with_train_fraction(split: Array, seed: int, fraction: float) -> Array:
+    """The split with a fraction of "train" left, drawn with the seed; the rest are in no split, "".
 
-    Of one seed, a smaller share is part of a larger one.
+    Of one seed, a smaller fraction is part of a larger one.
     """
     train = np.flatnonzero(split == "train")
-    spare = np.random.default_rng([seed, 7]).permutation(train)[round(share * len(train)) :]
+    spare = np.random.default_rng([seed, 7]).permutation(train)[round(fraction * len(train)) :]
     return np.where(np.isin(np.arange(len(split)), spare), "", split)
 
 
-def split_classes(split: Array, labels: Array, seed: int, share: float = 0.2) -> Array:
+def split_classes(split: Array, labels: Array, seed: int, fraction: float = 0.2) -> Array:
     """The split itself if it has a "val", else with whole classes of "train" drawn for it, two at least."""
     if (split == "val").any():
         return split
     train = np.unique(labels[split == "train"])
-    chosen = np.random.default_rng([seed, 3]).permutation(train)[: max(2, round(share * len(train)))]
+    chosen = np.random.default_rng([seed, 3]).permutation(train)[: max(2, round(fraction * len(train)))]
     return np.where((split == "train") & np.isin(labels, chosen), "val", split)

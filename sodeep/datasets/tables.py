@@ -1,6 +1,6 @@
-"""Text and csv files as people have them: apart by commas, semicolons, tabs or bars, with or without a byte order mark.
+"""Text and csv files with commas, semicolons, tabs or bars between cells, with or without a byte order mark.
 
-The first line names the columns, and says by its look what stands between the cells. Numbers have decimal points; a
+The first line names the columns, from which the separator is inferred. Numbers have decimal points; a
 decimal comma is refused, since 1,234 may as well be a thousand. Errors name the file, the row as a spreadsheet counts
 it, and the cell.
 """
@@ -77,13 +77,13 @@ class Table:
         return values
 
     @property
-    def found(self) -> str:
+    def description(self) -> str:
         """Its columns, for a message."""
         return describe_columns(self.names, self.separator)
 
 
 def read_csv(path: Path, wanted: Collection[str] = ()) -> Table:
-    """A csv file. `wanted` are names of columns by which its separator may be known.
+    """A csv file. `wanted` are names of columns that help to infer the separator.
 
     Raises:
         ValueError: no UTF-8, no csv, a name twice, or a row that has not as many cells as there are names.
@@ -129,7 +129,7 @@ def describe_columns(names: list[str], separator: str, most: int = 12) -> str:
 
 
 def alike(name: str, names: Iterable[str]) -> str | None:
-    """The one of the names that is most like `name`, if there is one: the case apart, or a slip of the hand."""
+    """The most similar of the names, up to case and typing errors; None if there is none."""
     by_case = {known.casefold(): known for known in names}
     near = difflib.get_close_matches(name.casefold(), list(by_case)[:1000], n=1, cutoff=0.75)
     return by_case[near[0]] if near else None
@@ -137,9 +137,9 @@ def alike(name: str, names: Iterable[str]) -> str | None:
 
 def _separator(text: str, wanted: Collection[str]) -> tuple[str, int]:
     """What stands between cells, and where the names begin: behind a line "sep=;", which spreadsheets write."""
-    said = re.match(r"sep=([,;\t|])\r?\n", text)
-    if said:
-        return said[1], said.end()
+    declared = re.match(r"sep=([,;\t|])\r?\n", text)
+    if declared:
+        return declared[1], declared.end()
     line = text.partition("\n")[0]
 
     def like(separator: str) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Static features of texts, which no loss has a part in. None needs a network.
+"""Static features of texts: they are computed before training, and no loss changes them. None needs a network.
 
 * "tf-idf": of words, word pairs and character n-grams.
 * "wordllama": mean of the word vectors that lie in the package wordllama, in many languages and of 256 numbers.
@@ -18,26 +18,26 @@ from sodeep._core.extras import missing, needed
 from sodeep.datasets.types import Array
 
 TEXT_FEATURES = {"tf-idf": "tf-idf of n-grams", "wordllama": "wordllama vectors"}
-"""Kinds of text features -> what reports call them. The first is the default."""
+"""Text features -> their names in reports. The first is the default."""
 
 
-def static_vectors(kind: str | None, texts: Sequence[str] | None, name: str) -> Array | None:
-    """The word vectors of texts, if `kind` asks for them; None: n-grams are counted, as the task does it.
+def static_vectors(text_features: str | None, texts: Sequence[str] | None, name: str) -> Array | None:
+    """The word vectors of texts, if `text_features` is "wordllama"; else None, and the task counts n-grams.
 
     Args:
-        kind: one of `TEXT_FEATURES`, or None for the first.
+        text_features: one of `TEXT_FEATURES`, or None for the first.
         texts: those of the data, if they have any.
         name: of the data, for the message.
 
     Raises:
         ValueError: an unknown kind, or data without texts.
     """
-    if kind is None:
+    if text_features is None:
         return None
-    check_choice(kind, TEXT_FEATURES, "text_features")
+    check_choice(text_features, TEXT_FEATURES, "text_features")
     if texts is None:
-        raise ValueError(f"`text_features` must not be given for data without texts, got {kind!r} for {name}.")
-    return wordllama_vectors(texts) if kind == "wordllama" else None
+        raise ValueError(f"`text_features` must not be given for data without texts, got {text_features!r} for {name}.")
+    return wordllama_vectors(texts) if text_features == "wordllama" else None
 
 
 def tf_idf(texts: Sequence[str], train: Array, width: int = 128) -> Array:
@@ -87,22 +87,22 @@ def wordllama_vectors(texts: Sequence[str]) -> Array:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     result = np.zeros((len(texts), vectors.shape[1]), dtype=np.float32)
-    for row, found in zip(result, tokenizer.encode_batch(list(texts), add_special_tokens=False), strict=True):
-        if found.ids:
-            row[:] = vectors[np.minimum(found.ids, len(vectors) - 1)].mean(0)
+    for row, tokens in zip(result, tokenizer.encode_batch(list(texts), add_special_tokens=False), strict=True):
+        if tokens.ids:
+            row[:] = vectors[np.minimum(tokens.ids, len(vectors) - 1)].mean(0)
     return result
 
 
 def _wordllama_file(name: str) -> Path:
     """Where a file of the package lies; the package itself, which has dependencies of its own, is not imported."""
-    what = "`text_features` wordllama"
-    found = importlib.util.find_spec("wordllama")
-    if found is None:
-        raise missing("wordllama", what)
-    for folder in found.submodule_search_locations or ():
+    feature = "`text_features` wordllama"
+    package = importlib.util.find_spec("wordllama")
+    if package is None:
+        raise missing("wordllama", feature)
+    for folder in package.submodule_search_locations or ():
         for path in Path(folder).rglob(name):
             return path
     raise FileNotFoundError(
-        f"{what} needs {name} in the package wordllama, got a version without it. "
+        f"{feature} needs {name} in the package wordllama, got a version without it. "
         "Install one with it: pip install wordllama==0.4.0.post1"
     )

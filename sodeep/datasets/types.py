@@ -1,4 +1,4 @@
-"""The plain data that tasks are made of."""
+"""Data of each task as plain arrays and strings, whatever files they were read from."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class RetrievalData:
     """Items of classes. Classes of "test" occur in no other split.
 
     Attributes:
-        name: what the report calls it.
-        items: pictures, uint8 (N, H, W) or (N, H, W, 3); or features, floating point (N, d).
+        name: in reports.
+        items: images, uint8 (N, H, W) or (N, H, W, 3); or features, floating point (N, d).
         labels: (N,) of any kind, the class of each item.
         split: (N,), "train", "val" or "test". Without a "val", some classes of "train" are taken for it.
-        query: (N,) bool, who asks. Where a split has items that do not ask, it is only those that are found; else, and
-            for None, everyone is, by the others.
-        pictures: uint8 (N, H, W[, 3]) to show where `items` are features; None: `items`, if pictures.
+        query: (N,) bool, which items are queries. Where a split has others, these are its gallery, the only items that
+            are searched; else, and for None, each item is searched by all the others.
+        images: uint8 (N, H, W[, 3]) to show where `items` are features; None: `items`, if images.
     """
 
     name: str
@@ -33,22 +33,22 @@ class RetrievalData:
     labels: Array
     split: Array
     query: Array | None = None
-    pictures: Array | None = None
+    images: Array | None = None
 
 
 @dataclass(frozen=True)
 class CrossModalData:
-    """Pictures with one or more captions each.
+    """Images with one or more captions each.
 
     Attributes:
-        name: what the report calls it.
-        items: pictures, uint8 (N, H, W[, 3]); or their features, floating point (N, d).
+        name: in reports.
+        items: images, uint8 (N, H, W[, 3]); or their features, floating point (N, d).
         captions: M texts; or their features, floating point (M, e).
-        owner: (M,) index of the picture of each caption.
-        split: (N,), "train", "val" or "test", of the pictures.
-        codes: bool (N, C), graded relevance: two pictures mean the same in so far as their codes overlap (keywords,
+        owner: (M,) index of the image of each caption.
+        split: (N,), "train", "val" or "test", of the images.
+        codes: bool (N, C), graded relevance: two images mean the same in so far as their codes overlap (keywords,
             object classes); None if there are none.
-        pictures: as of `RetrievalData`.
+        images: as in `RetrievalData`.
         languages: (M,) of str, the language of each caption, where their words are compared; None: all the same.
     """
 
@@ -58,16 +58,16 @@ class CrossModalData:
     owner: Array
     split: Array
     codes: Array | None = None
-    pictures: Array | None = None
+    images: Array | None = None
     languages: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)
 class MemorabilityData:
-    """Things with a score each.
+    """Items with a score each.
 
     Attributes:
-        name: what the report calls it.
+        name: in reports.
         target: (N,) floating point.
         texts: N texts or None.
         features: floating point (N, d) or None; one of both is given, or both.
@@ -86,12 +86,12 @@ class MultiLabelData:
     """Examples with any number of labels each.
 
     Attributes:
-        name: what the report calls it.
+        name: in reports.
         labels: bool (N, C).
         label_names: C names.
         texts: N texts or None.
         features: floating point (N, d) or None.
-        items: pictures, uint8 (N, H, W[, 3]), or None; exactly one of the three is given.
+        items: images, uint8 (N, H, W[, 3]), or None; exactly one of the three is given.
         split: (N,), "train", "val" or "test"; None: drawn with the seed, 60 : 20 : 20.
         known: bool (N, C), which labels count (the "difficult" ones of VOC do not); None: all.
     """
@@ -113,11 +113,11 @@ class Data(Protocol):
 
     @property
     def name(self) -> str:
-        """What the report calls them."""
+        """In reports."""
 
 
 def checksum(data: Data) -> int:
-    """Of all that the data hold, their name apart: another file may have the same name."""
+    """Checksum of all fields but the name: another file may have the same name."""
     crc = 0
     for part in fields(data):
         value = getattr(data, part.name)

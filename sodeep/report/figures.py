@@ -1,6 +1,6 @@
-"""The figures of a report, as one table: `FIGURES`. Needs matplotlib; drawing itself is in `sodeep.report.plots`.
+"""The figures of a report and the arrays that each needs: `FIGURES`. Needs matplotlib; `sodeep.report.plots` draws.
 
-A further figure is a function that draws it from a `Source`, and an entry in the table.
+A further figure is a function that draws it from a `Source`, and an entry in `FIGURES`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sodeep.tasks.base import Loss
 
 @dataclass(frozen=True)
 class Source:
-    """What a figure is drawn from.
+    """The input of a figure.
 
     Attributes:
         comparison: its runs and statistics.
@@ -43,7 +43,7 @@ class Source:
 
 
 Drawn = Iterator[tuple[Figure, dict[str, object]]]
-"""Figures, each with what is to be filled into its title and caption."""
+"""Figures, each with the values to fill into its title and caption."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class FigureSpec:
     """A figure of the report.
 
     Attributes:
-        title: of the figure; "{metric}" is the most important metric, other names are filled in by `draw`.
+        title: of the figure; "{metric}" is the primary metric, other names are filled in by `draw`.
         caption: likewise.
         draw: draws it; nothing, or several, as the comparison has it.
         needs: arrays of the tested runs; where none has all of them, the figure is left out.
@@ -87,20 +87,20 @@ def draw_all(comparison: Comparison, losses: Mapping[str, Loss]) -> list[ReportF
     """Every figure that the runs have the arrays for, in the order of `FIGURES`."""
     if not comparison.tested:
         return []
-    found = []
-    for entry in FIGURES:
-        details = list(comparison.details(*entry.needs, first=entry.first_seed)) if entry.needs else []
-        if entry.needs and not details:
+    drawn = []
+    for spec in FIGURES:
+        details = list(comparison.details(*spec.needs, first=spec.first_seed)) if spec.needs else []
+        if spec.needs and not details:
             continue
-        for figure, values in entry.draw(Source(comparison, details, losses)):
-            words = {"metric": comparison.headline, **values}
-            found.append(ReportFigure(entry.title.format(**words), entry.caption.format(**words), figure))
-    return found
+        for figure, values in spec.draw(Source(comparison, details, losses)):
+            words = {"metric": comparison.primary_metric, **values}
+            drawn.append(ReportFigure(spec.title.format(**words), spec.caption.format(**words), figure))
+    return drawn
 
 
 def _seeds(source: Source) -> Drawn:
-    """The headline metric of every seed, and the paired differences."""
-    comparison, metric = source.comparison, source.comparison.headline
+    """The primary metric of every seed, and the paired differences."""
+    comparison, metric = source.comparison, source.comparison.primary_metric
     summary = comparison.summary
     values = {loss: [run.metrics[metric] for run in runs] for loss, runs in comparison.tested.items()}
     cells = {loss: summary.cells[loss, metric] for loss in values if (loss, metric) in summary.cells}
@@ -109,13 +109,13 @@ def _seeds(source: Source) -> Drawn:
         for loss, cell in cells.items()
         if cell.difference is not None and cell.has_interval
     }
-    more = " Right: paired differences to the baseline; those across 0 tell nothing." * bool(intervals)
+    more = " Right: paired differences to the baseline; those that contain 0 are not significant." * bool(intervals)
     figure = plots.plot_seeds(values, intervals, metric, summary.baseline, summary.metrics[metric])
     yield figure, {"differences": more}
 
 
 def _learning_curves(source: Source) -> Drawn:
-    metric = source.comparison.headline
+    metric = source.comparison.primary_metric
     curves = source.comparison.curves(f"val/{metric}")
     if curves:
         yield plots.plot_learning_curves(curves, f"{metric} on the validation split"), {}
@@ -136,13 +136,13 @@ def _orders(source: Source) -> Drawn:
 def _precision_recall(source: Source, points: int = 101) -> Drawn:
     """Curves averaged over labels and seeds."""
     recall = np.linspace(0, 1, points)
-    found: dict[str, list[Array]] = {}
+    by_loss: dict[str, list[Array]] = {}
     for run, arrays in source.details:
         for scores, relevant, known in zip(*(arrays[name].T for name in ("scores", "relevant", "known")), strict=True):
             if relevant[known].any():
-                found.setdefault(run.loss, []).append(_precision_at(recall, scores[known], relevant[known]))
-    if found:
-        curves = {loss: (recall, np.mean(curves, axis=0)) for loss, curves in found.items()}
+                by_loss.setdefault(run.loss, []).append(_precision_at(recall, scores[known], relevant[known]))
+    if by_loss:
+        curves = {loss: (recall, np.mean(curves, axis=0)) for loss, curves in by_loss.items()}
         yield plots.plot_precision_recall(curves), {}
 
 
@@ -169,25 +169,25 @@ def _quantized(source: Source) -> Drawn:
     yield plots.plot_quantized_ap(pairs), {}
 
 
-def _strips(source: Source, asked: str) -> Drawn:
+def _strips(source: Source, queries_name: str) -> Drawn:
     """First results for random and worst queries, of the best loss and of the baseline."""
-    found = {run.loss: (run, arrays) for run, arrays in source.details}
-    best = next(loss for loss in source.comparison.ranked if loss in found)
+    runs = {run.loss: (run, arrays) for run, arrays in source.details}
+    best = next(loss for loss in source.comparison.ranked if loss in runs)
     shown = dict.fromkeys([best, source.comparison.summary.baseline])
-    for run, arrays in (found[loss] for loss in shown if loss in found):
-        for kind, words in (("random", "Random queries"), ("worst", "Queries of lowest average precision")):
-            of_kind = arrays["strip_kind"] == kind
-            if of_kind.any():
-                queries = arrays[asked][of_kind]
+    for run, arrays in (runs[loss] for loss in shown if loss in runs):
+        for choice, words in (("random", "Random queries"), ("worst", "Queries of lowest average precision")):
+            chosen = arrays["strip_kind"] == choice
+            if chosen.any():
+                queries = arrays[queries_name][chosen]
                 figure = plots.plot_first_items(
-                    [str(text) for text in queries] if asked == "strip_texts" else queries,
-                    *(arrays[name][of_kind] for name in ("strip_pictures", "strip_right", "strip_ap")),
+                    [str(text) for text in queries] if queries_name == "strip_texts" else queries,
+                    *(arrays[name][chosen] for name in ("strip_images", "strip_right", "strip_ap")),
                 )
                 yield figure, {"queries": words, "loss": run.loss, "seed": run.seed}
 
 
 def _pair_weights(source: Source) -> Drawn:
-    """How hard the losses of scores and relevance pull on a pair."""
+    """The gradient of the losses of scores and relevance with respect to each score."""
     weights, scores, relevant = _weights(_callables(source.comparison, source.losses))
     if weights:
         places = {loss: place for place, loss in enumerate(source.comparison.tested)}
@@ -203,32 +203,32 @@ def _weights(losses: Mapping[str, Loss]) -> tuple[dict[str, Array], Array, Array
     for n in (1000, 100):
         near, far = (torch.special.ndtri((torch.arange(m) + 0.5).double() / m) for m in (n // 5, n - n // 5))
         scores, relevant = torch.cat([0.6 + 0.12 * near, 0.2 + 0.15 * far]), torch.arange(n) < n // 5
-        found = {}
+        weights = {}
         for name, loss in losses.items():
             with contextlib.suppress(ValueError):
-                found[name] = pair_weights(loss, scores, relevant).numpy()
-        if found.keys() == losses.keys():
+                weights[name] = pair_weights(loss, scores, relevant).numpy()
+        if weights.keys() == losses.keys():
             break
-    return found, scores.numpy(), relevant.numpy()
+    return weights, scores.numpy(), relevant.numpy()
 
 
 def _callables(comparison: Comparison, given: Mapping[str, Loss]) -> dict[str, Loss]:
-    """Losses of (scores, relevant): those given, and ours by name. No code is run that a folder of runs only names."""
+    """Losses of (scores, relevant): those given, and ours by name. Names in a folder of runs import no other code."""
     ranks = {*RANKS, *(card.name for card in list_sorters())}
 
     def ours(term: str) -> bool:
         loss, _, rank = term.partition(":")
         return term in LOSSES or (loss in RANK_LOSSES and rank in ranks)
 
-    found: dict[str, Loss] = {}
+    losses: dict[str, Loss] = {}
     for name in comparison.tested:
         if name in given:
-            found[name] = given[name]
+            losses[name] = given[name]
         elif all(ours(term) for term in terms_of(name)):
             terms = loss_by_name(name).terms(comparison.summary.settings[name][0][0], "relevant")
-            if all(form == "relevant" for _, form, _ in terms):
-                found[name] = functools.partial(_weighted_sum, terms)
-    return found
+            if all(signature == "relevant" for _, signature, _ in terms):
+                losses[name] = functools.partial(_weighted_sum, terms)
+    return losses
 
 
 def _weighted_sum(terms: Sequence[tuple[float, str, Loss]], scores: Any, relevant: Any) -> Any:
@@ -277,17 +277,17 @@ FIGURES = (
             "{queries}: {loss}",
             "Test split, seed {seed}. Right results have a blue frame and a tick, wrong ones an orange frame and a "
             "cross.",
-            functools.partial(_strips, asked=asked),
-            needs=(asked, "strip_pictures", "strip_right", "strip_kind", "strip_ap"),
+            functools.partial(_strips, queries_name=queries_name),
+            needs=(queries_name, "strip_images", "strip_right", "strip_kind", "strip_ap"),
             first_seed=True,
         )
-        for asked in ("strip_queries", "strip_texts")
+        for queries_name in ("strip_queries", "strip_texts")
     ),
     FigureSpec(
         "Pair weights",
-        "How hard a loss pulls on a pair, by its gradient, for one query with {relevant} relevant items around a "
-        "similarity of 0.6 and {others} others around 0.2, with the settings chosen most often. Below 0 it pulls the "
-        "wrong way.",
+        "The gradient of a loss with respect to each score, for one query with {relevant} relevant items around a "
+        "similarity of 0.6 and {others} others around 0.2, with the settings chosen most often. Below 0 it has the "
+        "wrong sign.",
         _pair_weights,
     ),
     FigureSpec(

@@ -1,4 +1,4 @@
-"""A comparison as one HTML page that needs nothing else."""
+"""A comparison as one HTML page, with its figures embedded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ figure { margin: 0; } figure img { max-width: 100%; height: auto; }
 pre { background: #f4f4f4; padding: .6rem .8rem; overflow-x: auto; }
 """
 
-# nothing may be loaded, whatever a name of a loss or a data set holds
+# nothing may be loaded, whatever the names of losses and data sets contain
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 

@@ -1,8 +1,8 @@
-"""Pictures of rank functions and of comparisons. Needs matplotlib.
+"""Figures of comparisons. Needs matplotlib.
 
 Every function returns a matplotlib `Figure`; save it with ``figure.savefig(path)``. Colours are those of Okabe and Ito,
-which colour-blind people tell apart; where there are more losses than colours, line styles differ as well. A loss keeps
-its colour through all pictures of a report: it is that of its place in `losses`.
+which colour-blind people can distinguish; where there are more losses than colours, line styles differ as well. A loss
+has the same colour in all figures of a report, by its place in the list of losses.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def plot_seeds(
     Without differences the right panel is left out.
 
     Args:
-        values: loss -> value of each seed. The order is that of the colours; the picture sorts by the mean.
+        values: loss -> value of each seed. The order is that of the colours; the figure sorts by the mean.
         intervals: loss -> mean difference to the baseline and the two ends of its 95% interval; losses may be missing.
         metric: name of the metric.
         baseline: name of the baseline.
@@ -76,7 +76,7 @@ def plot_learning_curves(curves: Mapping[str, Sequence[Curve]], ylabel: str) -> 
 
     Args:
         curves: loss -> the curve of each seed. Where seeds were read at different steps, values between two steps are
-            on the straight line, and the mean is over the steps that all of them have.
+            interpolated linearly, and the mean is over the steps that all of them have.
         ylabel: what the values are.
     """
     figure = Figure(figsize=(8, 4), layout="constrained")
@@ -169,7 +169,7 @@ def plot_precision_recall(curves: Mapping[str, tuple[Array, Array]]) -> Figure:
 def plot_quantized_ap(pairs: Mapping[str, tuple[Array, Array]]) -> Figure:
     """Quantised against exact average precision of each query, one panel a loss, with their correlation.
 
-    The picture of the supplement of Revaud et al., ICCV 2019, who found a correlation of 0.98 on Revisited Paris.
+    The figure of the supplement of Revaud et al., ICCV 2019, who found a correlation of 0.98 on Revisited Paris.
 
     Args:
         pairs: loss -> exact and quantised average precision (Q,), in [0, 1].
@@ -194,12 +194,12 @@ def _correlation(x: Array, y: Array) -> float:
     return float(np.mean((x - x.mean()) * (y - y.mean()))) / spread if spread > 0 else math.nan
 
 
-def plot_first_items(queries: Array | Sequence[str], pictures: Array, right: Array, ap: Array | None = None) -> Figure:
-    """The first results of some queries, a row for each: right ones in blue with a tick, wrong ones in orange, crossed.
+def plot_first_items(queries: Array | Sequence[str], images: Array, right: Array, ap: Array | None = None) -> Figure:
+    """The first results of some queries, a row for each: right ones have a blue frame and a tick, others an orange one.
 
     Args:
-        queries: pictures, uint8 (S, H, W) or (S, H, W, 3); or S texts.
-        pictures: uint8 (S, k, H, W) or (S, k, H, W, 3), the best first.
+        queries: images, uint8 (S, H, W) or (S, H, W, 3); or S texts.
+        images: uint8 (S, k, H, W) or (S, k, H, W, 3), the best first.
         right: bool (S, k).
         ap: (S,) average precision of each query, to be written beside it.
     """
@@ -218,7 +218,7 @@ def plot_first_items(queries: Array | Sequence[str], pictures: Array, right: Arr
         for column in range(columns):
             x, good = first + column, bool(right[row, column])
             colour = RIGHT if good else WRONG
-            _show(axis, pictures[row, column], x, row)
+            _show(axis, images[row, column], x, row)
             axis.add_patch(Rectangle((x - 0.45, row - 0.45), 0.9, 0.9, fill=False, edgecolor=colour, linewidth=2))
             _badge(axis, x + 0.36, row + 0.36, colour, good)
     axis.set(xlim=(-0.6, first + columns + 0.4 * (ap is not None)), ylim=(rows - 0.45, -0.75), aspect="equal")
@@ -234,9 +234,9 @@ def plot_first_items(queries: Array | Sequence[str], pictures: Array, right: Arr
 RIGHT, WRONG = "#0072B2", "#D55E00"
 
 
-def _show(axis: Axes, picture: Array, x: float, y: float) -> None:
+def _show(axis: Axes, image: Array, x: float, y: float) -> None:
     axis.imshow(
-        picture,
+        image,
         cmap="gray",
         vmin=0,
         vmax=255,
@@ -260,9 +260,9 @@ def _badge(axis: Axes, x: float, y: float, colour: str, good: bool) -> None:
 def plot_pair_weights(
     scores: Array, relevant: Array, weights: Mapping[str, Array], places: Mapping[str, int] | None = None
 ) -> Figure:
-    """How hard each loss pulls on a pair, against the similarity of the pair, as a part of its hardest pull.
+    """The gradient of each loss with respect to the score of a pair, against that score, relative to its largest value.
 
-    Relevant items are to be pulled up and others down: that is above 0, a pull the wrong way below.
+    Above 0 the score of a relevant item is raised and that of another lowered; below 0 the sign is wrong.
 
     Args:
         scores: (N,) similarities of the items to one query.
@@ -273,20 +273,24 @@ def plot_pair_weights(
     figure = Figure(figsize=(10, 3.8), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     for axis, side, title, sign in zip(
-        panels, (relevant, ~relevant), ("Relevant items: pulled up", "Other items: pushed down"), (-1, 1), strict=True
+        panels,
+        (relevant, ~relevant),
+        ("Relevant items: score raised", "Other items: score lowered"),
+        (-1, 1),
+        strict=True,
     ):
         order = np.argsort(scores[side])
         axis.axhline(0, color=GREY, linewidth=1)
         for number, (loss, weight) in enumerate(weights.items()):
-            pull = sign * weight[side][order]
-            hardest = np.abs(pull).max()
+            gradient = sign * weight[side][order]
+            largest = np.abs(gradient).max()
             looks = style(number if places is None else places[loss])
-            axis.plot(scores[side][order], pull / (hardest if hardest > 0 else 1), label=loss, **looks)
+            axis.plot(scores[side][order], gradient / (largest if largest > 0 else 1), label=loss, **looks)
         axis.set_title(title, fontsize=9)
         axis.set_xlabel("similarity to the query", fontsize=9)
         axis.grid(alpha=0.3)
         plain_axes(axis)
-    panels[0].set_ylabel("pull / hardest pull", fontsize=9)
+    panels[0].set_ylabel("gradient / largest gradient", fontsize=9)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=9)
     return figure
 

@@ -1,4 +1,4 @@
-"""The tables of a report, and the figures in their cells."""
+"""The tables of a report, and the text of their cells."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ class Table(NamedTuple):
 
 
 def find_differences(comparison: Comparison) -> list[str]:
-    """What the headline metric says, in sentences; most of all, what it does not say."""
-    summary, metric = comparison.summary, comparison.headline
+    """The findings by the primary metric, in sentences, with what the runs do not show."""
+    summary, metric = comparison.summary, comparison.primary_metric
     cells = {loss: summary.cells[loss, metric] for loss in comparison.tested if (loss, metric) in summary.cells}
     if not cells:
         return ["No run was finished."]
@@ -87,28 +87,28 @@ def find_differences(comparison: Comparison) -> list[str]:
     first = f"{best} has the best mean {metric}: {mean_text(cells[best])} over {seeds_text(cells[best].n)}."
     if best == base:
         first = f"The baseline {first}"
-    found = [first]
+    findings = [first]
     compared = {loss: cell for loss, cell in cells.items() if cell.has_interval}
     groups: dict[str, list[str]] = {"better": [], "worse": [], "unclear": []}
     for loss, cell in compared.items():
         up = (cell.difference or 0.0) > 0
         groups["unclear" if not cell.differs else "better" if up == summary.metrics[metric] else "worse"].append(loss)
-    for kind, words in (
+    for group, words in (
         ("better", f"Better than {base}"),
         ("worse", f"Worse than {base}"),
-        ("unclear", f"Not told apart from {base} by these seeds"),
+        ("unclear", f"Not significantly different from {base}"),
     ):
-        if groups[kind]:
-            found.append(f"{words}: {', '.join(groups[kind])}.")
+        if groups[group]:
+            findings.append(f"{words}: {', '.join(groups[group])}.")
     if not compared and len(cells) > 1:
-        found.append("With one seed in common there is no spread: take no difference for more than chance.")
+        findings.append("With one seed in common there are no confidence intervals: any difference may be chance.")
     if summary.failed:
-        found.append(f"{len(summary.failed)} of {len(comparison.runs)} runs failed; see below.")
+        findings.append(f"{len(summary.failed)} of {len(comparison.runs)} runs failed; see below.")
     missing = {loss: len(runs) for loss, runs in comparison.tested.items() if len(runs) < len(summary.seeds)}
     if missing:
         counts = ", ".join(f"{loss} has {count}" for loss, count in missing.items())
-        found.append(f"Not every loss was tested with all {seeds_text(len(summary.seeds))}: {counts}.")
-    return [*found, *filter(None, [repeated_note(summary, "the comparison")])]
+        findings.append(f"Not every loss was tested with all {seeds_text(len(summary.seeds))}: {counts}.")
+    return [*findings, *filter(None, [repeated_note(summary, "the comparison")])]
 
 
 def make_tables(comparison: Comparison) -> list[Table]:
@@ -133,7 +133,7 @@ def _results(comparison: Comparison) -> Table:
         "↑ higher is better, ↓ lower; the best mean of a column is bold."
     )
     if any("R@" in metric for metric in comparison.summary.metrics):  # recall_at_k is another
-        note += " R@k is the hit rate: the share of queries with a relevant item among the first k."
+        note += " R@k is the hit rate: the fraction of queries with a relevant item among the first k."
     return Table("Results", ["loss", "seeds", *arrows_text(comparison.summary)], rows, note)
 
 
@@ -145,9 +145,9 @@ def _differences(comparison: Comparison) -> Table:
         if set(row) != {NOTHING}:
             rows.append([loss, *row])
     note = (
-        "Mean and 95% interval (Student's t over the seeds) of the difference, seed by seed: the same split, first "
-        "weights and batches. An interval that holds 0 tells nothing apart. Each is of one comparison, not corrected "
-        "for how many there are."
+        "Mean and 95% interval (Student's t over the seeds) of the difference, seed by seed: the same split, "
+        "initialisation and batches. An interval that contains 0 is no significant difference. Each is of one "
+        "comparison, not corrected for how many there are."
     )
     return Table(
         f"Differences to {comparison.summary.baseline}", ["loss", *arrows_text(comparison.summary)], rows, note

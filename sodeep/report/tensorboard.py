@@ -1,4 +1,4 @@
-"""A comparison as TensorBoard reads it."""
+"""A comparison as logs for TensorBoard."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 def write_tensorboard(comparison: Comparison, figures: Sequence[ReportFigure], log_dir: str | os.PathLike[str]) -> None:
-    """Write the same to TensorBoard: ``tensorboard --logdir LOG_DIR``.
+    """Write curves, metrics, figures and tables for TensorBoard: ``tensorboard --logdir LOG_DIR``.
 
     A run of TensorBoard is a tested run, ``<task>/<loss>/seed <n>``: curves and test metrics (scalars), settings
     against test metrics (hparams), precision and recall where there are several labels, and the embeddings with
-    thumbnails (projector). The pictures are in the run ``<task>``.
+    thumbnails (projector). The figures are in the run ``<task>``.
 
     Args:
         comparison: from `sodeep.comparison.read.read_comparison`.
@@ -88,7 +88,7 @@ def _log_run(writer: Any, comparison: Comparison, run: Run) -> None:
         *columns, labels = (arrays[name].T for name in labelled)
         for scores, relevant, known, label in zip(*columns, labels, strict=True):
             if relevant[known].any():
-                # thresholds of the plugin lie in [0, 1]: places in the order, which leave the curve as it is
+                # thresholds of the plugin lie in [0, 1]: ranks scaled to that give the same curve
                 places = torch.as_tensor(scores[known].astype(np.float32)).argsort().argsort().float()
                 writer.add_pr_curve(f"precision and recall/{label}", relevant[known], places / max(1, len(places) - 1))
     if all(name in arrays for name in embedded[:2]):
@@ -100,9 +100,9 @@ def _log_run(writer: Any, comparison: Comparison, run: Run) -> None:
         )
 
 
-def _channels_first(pictures: Array) -> torch.Tensor:
+def _channels_first(images: Array) -> torch.Tensor:
     """uint8 (n, H, W[, 3]) as float (n, 3, S, S) in [0, 1]; padded with white to squares, which the projector needs."""
-    x = torch.as_tensor(pictures)
+    x = torch.as_tensor(images)
     x = (x.unsqueeze(-1).expand(*x.shape, 3) if x.ndim == 3 else x).permute(0, 3, 1, 2).float() / 255
     side = max(x.shape[-2:])
     return torch.nn.functional.pad(x, (0, side - x.shape[-1], 0, side - x.shape[-2]), value=1.0)

@@ -33,7 +33,7 @@ def text_table(summary: Summary) -> str:
     """The summary as plain text.
 
     A line a loss, a column a metric: mean and standard deviation over the seeds; ``*`` the best mean. Then the paired
-    difference to the baseline with its 95% interval, of the most important metric. Many metrics make several tables.
+    difference to the baseline with its 95% interval, of the primary metric. Many metrics make several tables.
     Where a loss lacks the test of a seed, a column says how many seeds each has.
     """
     counts = _tested_seeds(summary)
@@ -49,7 +49,7 @@ def text_table(summary: Summary) -> str:
 
 
 def _tested_seeds(summary: Summary) -> dict[str, int]:
-    """Loss -> of how many seeds its figures are."""
+    """Loss -> the number of seeds with a test."""
     return {
         loss: max((cell.n for (name, _), cell in summary.cells.items() if name == loss), default=0)
         for loss in summary.losses
@@ -111,7 +111,7 @@ def to_markdown(
         lines += ["|---" * table.words + "|---:" * (len(table.header) - table.words) + "|"]
         lines += ["| " + " | ".join(row) + " |" for row in cells[1:]]
         lines += ["", table.note, ""] if table.note else [""]
-    lines += [*notes, ""] if notes else ["Pictures: report.html.", ""] if figures else []
+    lines += [*notes, ""] if notes else ["Figures: report.html.", ""] if figures else []
     return "\n".join(lines)
 
 
@@ -152,10 +152,10 @@ def to_json(comparison: Comparison, notes: Sequence[str], command: str | None) -
     }
 
 
-def _strict(value: Any) -> Any:
-    """`value` with None for what JSON has no number for."""
+def without_nan(value: Any) -> Any:
+    """`value` with None for NaN and infinity, which JSON lacks."""
     if isinstance(value, dict):
-        return {key: _strict(item) for key, item in value.items()}
+        return {key: without_nan(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_strict(item) for item in value]
+        return [without_nan(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

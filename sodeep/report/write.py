@@ -1,4 +1,4 @@
-"""Draws the figures of a comparison, and writes its report in every form."""
+"""Draw the figures of a comparison, and write its report as Markdown, JSON and HTML."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from sodeep._core.extras import is_missing, remedy
 from sodeep._core.files import write_atomic
 from sodeep.comparison.read import Comparison
 from sodeep.report.html import to_html
-from sodeep.report.text import _strict, to_json, to_markdown
+from sodeep.report.text import to_json, to_markdown, without_nan
 from sodeep.tasks.base import Loss
 
 if TYPE_CHECKING:
     from sodeep.report.figures import ReportFigure
 
 
-NO_MATPLOTLIB = f"Pictures are left out: matplotlib is not installed. Install it: {remedy('matplotlib')}"
+NO_MATPLOTLIB = f"Figures are left out: matplotlib is not installed. Install it: {remedy('matplotlib')}"
 
 
 def draw_figures(
@@ -32,8 +32,8 @@ def draw_figures(
 
     Args:
         comparison: from `sodeep.comparison.read.read_comparison`.
-        losses: name -> ``loss(scores, relevant)``, to draw the pair weights of losses of your own; ours are found by
-            their names.
+        losses: name -> ``loss(scores, relevant)``, to draw the pair weights of losses of your own; the package's are
+            built by name.
     """
     try:
         from sodeep.report.figures import draw_all
@@ -57,9 +57,9 @@ def write_report(
     Args:
         comparison: from `sodeep.comparison.read.read_comparison`.
         figures: from `draw_figures`, for the page.
-        notes: what is missing and why; every report says it.
+        notes: what is missing and why, for every report.
         out: folder to write to, made if it is not there. None: that of the comparison.
-        command: what was run, to be shown.
+        command: the command that was run, to be shown.
 
     Returns:
         "markdown", "json" and "html" -> file.
@@ -68,11 +68,14 @@ def write_report(
     target.mkdir(parents=True, exist_ok=True)
     texts = {
         "markdown": ("report.md", to_markdown(comparison, figures, notes, command)),
-        "json": ("report.json", json.dumps(_strict(to_json(comparison, notes, command)), indent=1, allow_nan=False)),
+        "json": (
+            "report.json",
+            json.dumps(without_nan(to_json(comparison, notes, command)), indent=1, allow_nan=False),
+        ),
         "html": ("report.html", to_html(comparison, figures, notes, command)),
     }
     files = {}
-    for kind, (name, text) in texts.items():
-        files[kind] = target / name
-        write_atomic(files[kind], text.encode())
+    for form, (name, text) in texts.items():
+        files[form] = target / name
+        write_atomic(files[form], text.encode())
     return files

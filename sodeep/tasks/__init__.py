@@ -2,15 +2,15 @@
 
 A task is data, a small encoder, a step that applies a loss, and exact evaluation (`sodeep.metrics`):
 
-* ``retrieval``: pictures of classes never seen in training find their like.
-* ``cross-modal``: pictures find their captions and captions their pictures.
-* ``memorability``: a score is predicted, judged by the order it gives.
-* ``multi-label``: every label ranks the examples, judged by mean average precision.
-* ``toy``: points of two classes and a linear scorer, beside a linear support vector machine.
+* ``retrieval``: images of classes never seen in training retrieve others of their class.
+* ``cross-modal``: images retrieve their captions and captions their images.
+* ``memorability``: regression of a score, evaluated by Spearman's correlation.
+* ``multi-label``: every label ranks the examples, evaluated by mean average precision.
+* ``toy``: points of two classes and a linear scorer, compared with a linear support vector machine.
 
-`Task` and `TaskMetrics` are in `sodeep.tasks.base`, one task in each module beside it; the data, their readers and the
-small sets to begin with in `sodeep.datasets`. `sodeep.comparison` trains the tasks with losses. A further task is a
-subclass of `Task` in a module of its own, and a line in `TASKS`.
+Import from here: the tasks, the data classes they are made of, and what a task of your own needs (`Task`,
+`TaskMetrics`, `Layout`, `read_data`, `Loss`). Readers of data sets are in `sodeep.datasets`. `sodeep.comparison` trains
+the tasks with losses. A further task is a subclass of `Task` in a module of its own, and a line in `TASKS`.
 
 >>> task = TASKS["memorability"].load(seed=0)  # no data given: a small embedded set
 >>> task.data_name
@@ -20,8 +20,8 @@ subclass of `Task` in a module of its own, and a line in `TASKS`.
 from __future__ import annotations
 
 from sodeep.datasets._folder import Layout, read_data
-from sodeep.datasets.types import CrossModalData, MemorabilityData, MultiLabelData, RetrievalData
-from sodeep.tasks.base import Task, TaskMetrics
+from sodeep.datasets.types import Array, CrossModalData, MemorabilityData, MultiLabelData, RetrievalData
+from sodeep.tasks.base import BATCH_SIZE, Loss, Task, TaskMetrics
 from sodeep.tasks.cross_modal import CrossModal
 from sodeep.tasks.memorability import Memorability
 from sodeep.tasks.multi_label import MultiLabel
@@ -38,10 +38,13 @@ TASKS: dict[str, type[Task]] = {
 """The tasks by name."""
 
 __all__ = [
+    "BATCH_SIZE",
     "TASKS",
+    "Array",
     "CrossModal",
     "CrossModalData",
     "Layout",
+    "Loss",
     "Memorability",
     "MemorabilityData",
     "MultiLabel",

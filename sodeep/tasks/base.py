@@ -1,4 +1,4 @@
-"""What a task is, and the plain data it is made of."""
+"""The base class of the tasks: data, an encoder, a training step for any loss, and exact evaluation."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from sodeep.datasets.splits import indices_of, with_train_fraction
 from sodeep.datasets.types import Array, Data, checksum
 
 BATCH_SIZE = 100
-"""Items a step: the length of list that the shipped sorters of one length take."""
+"""Items per step, and the length of list that the shipped fixed-length sorters take."""
 
 Loss = Callable[..., Any]
+"""A loss as a task calls it, with the arguments of its call signature."""
 
 
 @dataclass(frozen=True)
 class TaskMetrics:
-    """What an evaluation found.
+    """The metrics of an evaluation, and arrays for figures.
 
     Attributes:
         metrics: name -> value.
-        details: small arrays for pictures, saved as the ``.npz`` of a run; each task's docstring lists its own.
+        details: small arrays for figures, saved as the ``.npz`` of a run; each task's docstring lists its own.
     """
 
     metrics: dict[str, float]
@@ -42,39 +43,42 @@ AnyTask = TypeVar("AnyTask", bound="Task")
 class Task(ABC):
     """Data, an encoder and its evaluation; the same for every loss.
 
-    A seed fixes the split (where the data have none), the first weights and the batches, so that the losses of a seed
-    differ in nothing but the loss: their differences are paired.
+    A seed fixes the split (where the data have none), the initialisation and the batches, so that trainings with one
+    seed differ in the loss alone: their differences are paired.
     """
 
     name: ClassVar[str]
     metrics: ClassVar[dict[str, bool]]
     """Every metric `evaluate` may give, most important first -> whether higher is better."""
-    headline: ClassVar[str]
+    primary_metric: ClassVar[str]
     """The metric that settings are chosen by, on the validation split; higher is better."""
     baseline: ClassVar[str]
     """The loss that others are compared with, unless the user says another."""
     losses: ClassVar[tuple[str, ...]]
     """The losses compared by default, the baseline among them; those on a sorter only where it is shipped."""
     accepts: ClassVar[tuple[str, ...]]
-    """Forms of losses that fit, see `sodeep.comparison.losses_by_name`; the first is that of a user's own loss."""
+    """Call signatures of the losses that fit, of `sodeep.comparison.losses_by_name.CALL_SIGNATURES`; the first is that
+    of a loss given as ``module:attribute``."""
     options: ClassVar[tuple[str, ...]] = ()
     """Arguments that `load` takes beyond those of every task; None is the default of each."""
     reading: ClassVar[tuple[str, ...]] = ()
-    """Those of `options` that say how data are read, and are for `read`; the others are for the task itself."""
+    """Those of `options` that `read` takes; the others are for the task itself."""
     layouts: ClassVar[Mapping[str, Layout]] = {}
     """What `--data` may be, the first that fits: name -> layout. Empty: the task draws its own data."""
     tensors: ClassVar[tuple[str, ...]]
     """Attributes that steps and evaluations read, which move to the device; they may be None."""
     epochs: ClassVar[int]
-    """Passes over the training split, by default."""
-    rates: ClassVar[tuple[float, float]]
-    """Learning rates that every loss is tuned over; a loss without a hyper-parameter gets one more on either side."""
+    """Epochs by default."""
+    learning_rates: ClassVar[tuple[float, float]]
+    """Learning rates that every loss is tuned over; a loss without a hyper-parameter is tuned over one more on either
+    side."""
 
     epsilon: ClassVar[float] = 1e-8
     """Of AdamW, on gradients scaled to norm 1; entries far below it are not blown up."""
 
     data_name: str
-    """What the report calls the data; another share of them, say, is another name, so that nothing is mixed."""
+    """The data in reports. It names the options that change them (a fraction of the training split, say), so that runs
+    on different data are not mixed."""
     checksum: int
     """Of the data before they are split."""
 
@@ -96,13 +100,13 @@ class Task(ABC):
 
         Args:
             data: a file or folder in one of the `layouts`; None: those of `generated`.
-            seed: of what is drawn: the split, where the data have none, and the batches.
-            **options: `batch_size`, `train_fraction` (the share of the training split that is trained on), and what
+            seed: of all that is drawn: the split, where the data have none, and the batches.
+            **options: `batch_size`, `train_fraction` (the fraction of the training split that is trained on), and what
                 `options` names.
 
         Raises:
-            FileNotFoundError: nothing there.
-            ValueError: data that are in no layout of the task, or that it cannot be made of.
+            FileNotFoundError: `data` does not exist.
+            ValueError: `data` has none of the `layouts`, or does not suffice for the task.
         """
         reading = {name: options.pop(name) for name in cls.reading if name in options}
         return cls(cls.read(data, seed, **reading), seed, **options)
@@ -126,7 +130,7 @@ class Task(ABC):
     @classmethod
     @abstractmethod
     def split_of(cls, data: Any, seed: int) -> Array:
-        """The split of every item, "train", "val" or "test": that of the data, or what it lacks drawn with the seed."""
+        """The split of every item, "train", "val" or "test"; what the data do not give is drawn with the seed."""
 
     def to(self, device: torch.device) -> None:
         """Move there what steps and evaluations read."""
@@ -135,14 +139,14 @@ class Task(ABC):
             if value is not None:
                 setattr(self, name, value.to(device))
 
-    def lacks(self, form: str) -> str | None:
-        """What losses of a form need that these data do not have, and what to do; None: nothing."""
+    def lacks(self, signature: str) -> str | None:
+        """What a loss with this call signature needs and the data lack, with a remedy; None: nothing."""
         return None
 
     def batches(self, epoch: int) -> Iterator[Array]:
         """Training items of each batch of an epoch, a function of the seed and the epoch alone.
 
-        Full batches of a shuffle; what is left over waits for the next one.
+        Full batches of a shuffle; the items left over are not used in this epoch.
         """
         order = np.random.default_rng([self.seed, epoch]).permutation(self.index["train"].numpy())
         for start in range(0, len(order) - self.batch_size + 1, self.batch_size):
@@ -154,8 +158,8 @@ class Task(ABC):
 
     @abstractmethod
     def forward(self, model: nn.Module, batch: Array) -> dict[str, Callable[[Loss], Tensor]]:
-        """Encode a batch; for every form in `accepts`, what applies a loss of that form to it."""
+        """Encode a batch; for each call signature in `accepts`, a function that applies a loss to it."""
 
     @abstractmethod
     def evaluate(self, model: nn.Module, split: str, details: bool = False) -> TaskMetrics:
-        """Exact metrics on a split, with the arrays for pictures if asked."""
+        """Exact metrics on a split, and with `details` the arrays for figures."""

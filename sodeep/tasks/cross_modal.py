@@ -1,4 +1,4 @@
-"""Cross-modal retrieval: pictures find their captions, captions find their pictures."""
+"""Cross-modal retrieval: images retrieve their captions, captions their images."""
 
 from __future__ import annotations
 
@@ -22,40 +22,40 @@ from sodeep.tasks.encoders import FeatureNet, TextNet, as_input, encode, item_ne
 from sodeep.tasks.semantics import TEXT_SCORES, SemanticScores
 
 _ASP = {"overlap": "ASP", **{name: f"ASP {name}" for name in TEXT_SCORES}}
-"""Semantic scores by name -> the metric that judges by them."""
+"""Semantic score -> the metric that takes it as relevance."""
 
 
 class TwoTowers(nn.Module):
-    """An encoder for pictures and one for captions, into one space."""
+    """An encoder for images and one for captions, into one space."""
 
-    def __init__(self, pictures: nn.Module, captions: nn.Module) -> None:
+    def __init__(self, images: nn.Module, captions: nn.Module) -> None:
         super().__init__()
-        self.pictures = pictures
+        self.images = images
         self.captions = captions
 
 
 class CrossModal(Task):
-    """Pictures and captions compared by cosine. A batch holds 100 pictures and one caption of each.
+    """Images and captions compared by cosine. A batch holds 100 images and one caption of each.
 
     Captions in words are a learned sum over tf-idf of character n-grams; with `text_features` "wordllama", static
     vectors go through a hidden layer in its place.
 
-    A loss that takes semantic scores gets graded relevance in place of pairs, 1 for a picture and its own caption, and
-    for others the score that `semantic` names: "overlap" of the codes (keywords, object classes) of two pictures,
+    A loss that takes semantic scores gets graded relevance in place of pairs, 1 for an image and its own caption, and
+    for others the score that `semantic` names: "overlap" of the codes (keywords, object classes) of two images,
     Jaccard's index; or "cider", "bleu" or "rouge-l" of all their captions (`sodeep.tasks.semantics`). By default it is
-    the first of these that the data have. It changes nothing for other losses, nor any metric.
+    the first of these that the data have. Other losses and all metrics are the same for every choice.
 
-    Metrics, "i2t" from pictures to captions and "t2i" back: R@k, the hit rates among the first 1, 5 and 10; the median
+    Metrics, "i2t" from images to captions and "t2i" back: R@k, the hit rates among the first 1, 5 and 10; the median
     rank of the first right one; ASP, how well the order agrees with that of the semantic scores (Li et al., NeurIPS
     2022), "ASP" by overlap and "ASP cider" and so on by captions; PMRP (plausible matches are those whose codes differ
     in at most 0, 1, 2 places; Chun et al., CVPR 2021). Those by codes or captions are left out where there are no
     codes, or no texts. "R@1 mean" is that of both ways.
 
-    Details: ``ap``, ``ap_quantized`` (Q,) of the pictures as queries; ``rank_i2t``, ``rank_t2i``: rank of the first
+    Details: ``ap``, ``ap_quantized`` (Q,) of the images as queries; ``rank_i2t``, ``rank_t2i``: rank of the first
     right one of each query. Of S = 16 captions as queries (8 at random, 8 of the worst): ``strip_texts`` (S,) of str,
-    ``strip_pictures`` uint8 (S, 10, H, W[, 3]), ``strip_right`` bool (S, 10), ``strip_kind`` (S,) "random" or "worst",
-    ``strip_ap`` (S,). ``embeddings`` float16 (up to 300, d), ``embedding_labels``, ``thumbnails``: of pictures.
-    Strips and thumbnails are left out where there are no pictures, or no texts.
+    ``strip_images`` uint8 (S, 10, H, W[, 3]), ``strip_right`` bool (S, 10), ``strip_kind`` (S,) "random" or "worst",
+    ``strip_ap`` (S,). ``embeddings`` float16 (up to 300, d), ``embedding_labels``, ``thumbnails``: of images.
+    Strips and thumbnails are left out where there are no images, or no texts.
     """
 
     name = "cross-modal"
@@ -68,13 +68,13 @@ class CrossModal(Task):
         "i2t PMRP": True,
         "t2i PMRP": True,
     }
-    headline = "R@1 mean"
+    primary_metric = "R@1 mean"
     baseline = "triplet-hard"
     losses = ("triplet-hard", "nt-xent", "smooth-ap", "asp", "triplet-hard+asp", "recall:laplace", "recall:set")
     accepts = ("relevant", "semantic")
     options = ("semantic", "text_features")
     epochs = 30
-    rates = (1e-3, 8e-3)
+    learning_rates = (1e-3, 8e-3)
     layouts = CROSS_MODAL
     tensors = ("items", "owner", "captions", "codes")
     generated = staticmethod(shapes)
@@ -113,19 +113,19 @@ class CrossModal(Task):
         if self.semantic != next(iter(self.semantics), None):
             self.data_name += f", semantic scores by {self.semantic}"
         self.tables: dict[tuple[str, str], Tensor] = {}
-        pictures = data.pictures if data.pictures is not None else data.items
-        self.pictures = pictures if pictures.dtype == np.uint8 else None
+        images = data.images if data.images is not None else data.items
+        self.images = images if images.dtype == np.uint8 else None
         counts = torch.bincount(self.owner, minlength=len(self.items))
         self.captions_of = np.split(self.owner.argsort(stable=True).numpy(), counts.cumsum(0)[:-1].numpy())
 
     @classmethod
     def split_of(cls, data: CrossModalData, seed: int) -> Array:
-        """That of the pictures."""
+        """That of the images."""
         return with_validation(np.asarray(data.split), seed)
 
-    def lacks(self, form: str) -> str | None:
-        """Graded relevance, where there are neither codes nor captions as texts: all it could train on is pairs."""
-        if form != "semantic" or self.semantic is not None:
+    def lacks(self, signature: str) -> str | None:
+        """Graded relevance, where there are neither codes nor captions as texts: only pairs are left to train on."""
+        if signature != "semantic" or self.semantic is not None:
             return None
         return (
             "graded relevance, which these data do not have. Add codes or classes of the images to the npz "
@@ -133,7 +133,7 @@ class CrossModal(Task):
         )
 
     def batches(self, epoch: int) -> Iterator[Array]:
-        """Pairs (B, 2) of a picture and one of its captions; every picture once an epoch."""
+        """Pairs (B, 2) of an image and one of its captions; every image once an epoch."""
         rng = np.random.default_rng([self.seed, epoch, 1])
         for images in super().batches(epoch):
             captions = [rng.choice(self.captions_of[i]) for i in images]
@@ -142,15 +142,15 @@ class CrossModal(Task):
     def model(self) -> TwoTowers:
         """A small convolutional net and a linear layer on character n-grams, or hidden layers on features."""
         train = self.index["train"]
-        own = self.captions[torch.isin(self.owner, train.to(self.owner.device))]
-        captions = FeatureNet(own, width=64) if own.is_floating_point() else TextNet(own, width=64)
+        training = self.captions[torch.isin(self.owner, train.to(self.owner.device))]
+        captions = FeatureNet(training, width=64) if training.is_floating_point() else TextNet(training, width=64)
         return TwoTowers(item_net(self.items, train, width=64), captions)
 
     def forward(self, model: nn.Module, batch: Array) -> dict[str, Callable[[Loss], Tensor]]:
-        """The mean of both directions, pictures to captions and back."""
+        """The mean of both directions, images to captions and back."""
         images, captions = torch.from_numpy(batch).to(self.items.device).unbind(1)
         towers: Any = model
-        x, y = towers.pictures(self.items[images]), towers.captions(self.captions[captions])
+        x, y = towers.images(self.items[images]), towers.captions(self.captions[captions])
         return {
             "relevant": lambda loss: CrossModalLoss(loss)(x, y, self._relevance(images, captions)),
             "semantic": lambda loss: CrossModalLoss(loss)(x, y, self._graded(images, captions)),
@@ -160,14 +160,14 @@ class CrossModal(Task):
         return images.unsqueeze(1) == self.owner[captions].unsqueeze(0)
 
     def _graded(self, images: Tensor, captions: Tensor) -> Tensor:
-        """What losses are trained on: graded relevance of captions to pictures, in [0, 1], 1 for its own."""
-        own = self._relevance(images, captions).float()
+        """Graded relevance of captions to images, in [0, 1], 1 for an image's own: what losses are trained on."""
+        pairs = self._relevance(images, captions).float()
         if self.semantic is None:
-            return own
-        return torch.maximum(self._semantic(self.semantic, images, self.owner[captions]), own)
+            return pairs
+        return torch.maximum(self._semantic(self.semantic, images, self.owner[captions]), pairs)
 
     def _semantic(self, name: str, images: Tensor, others: Tensor) -> Tensor:
-        """Semantic scores of pictures (P,) with others (Q,), in [0, 1]."""
+        """Semantic scores of images (P,) with others (Q,), in [0, 1]."""
         if name != "overlap":
             return torch.from_numpy(self.text_scores(name, images.cpu(), others.cpu())).to(images.device)
         x, y = self.codes[images].float(), self.codes[others].float()
@@ -176,7 +176,7 @@ class CrossModal(Task):
         return jaccard
 
     def _table(self, name: str, split: str) -> Tensor:
-        """The semantic scores of every two pictures of a split, kept: every evaluation asks for them."""
+        """The semantic scores of every two images of a split, kept, since every evaluation needs them."""
         if (name, split) not in self.tables:
             images = self.index[split].to(self.owner.device)
             self.tables[name, split] = self._semantic(name, images, images)
@@ -188,28 +188,28 @@ class CrossModal(Task):
         towers: Any = model
         images = self.index[split].to(device)
         captions = torch.isin(self.owner, images).nonzero().squeeze(1)
-        x, y = encode(towers.pictures, self.items[images]), encode(towers.captions, self.captions[captions])
+        x, y = encode(towers.images, self.items[images]), encode(towers.captions, self.captions[captions])
         scores = tie_equal_rows(nn.functional.normalize(x) @ nn.functional.normalize(y).T, x, y)
         relevant = self._relevance(images, captions)
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         ranks = {}
         for way, s, r in (("i2t", scores, relevant), ("t2i", scores.T, relevant.T)):
-            found |= {f"{way} R@{k}": metrics.hit_rate_at_k(s, r, k=k).mean().item() for k in (1, 5, 10)}
+            values |= {f"{way} R@{k}": metrics.hit_rate_at_k(s, r, k=k).mean().item() for k in (1, 5, 10)}
             ranks[way] = metrics.median_rank(s, r)
-            found[f"{way} median rank"] = ranks[way].median().item()
+            values[f"{way} median rank"] = ranks[way].median().item()
             if self.codes is not None:
                 rows, columns = (images, self.owner[captions]) if way == "i2t" else (self.owner[captions], images)
-                found[f"{way} PMRP"] = metrics.pmrp(s, self.codes[rows], self.codes[columns]).nanmean().item()
+                values[f"{way} PMRP"] = metrics.pmrp(s, self.codes[rows], self.codes[columns]).nanmean().item()
         place = torch.searchsorted(images, self.owner[captions])
         for name in self.semantics:
             graded = torch.maximum(self._table(name, split)[:, place], relevant.float())
-            found[f"i2t {_ASP[name]}"] = metrics.asp(scores, graded).mean().item()
-            found[f"t2i {_ASP[name]}"] = metrics.asp(scores.T, graded.T).mean().item()
-        found["R@1 mean"] = (found["i2t R@1"] + found["t2i R@1"]) / 2
-        found = {name: found[name] for name in self.metrics if name in found}
+            values[f"i2t {_ASP[name]}"] = metrics.asp(scores, graded).mean().item()
+            values[f"t2i {_ASP[name]}"] = metrics.asp(scores.T, graded.T).mean().item()
+        values["R@1 mean"] = (values["i2t R@1"] + values["t2i R@1"]) / 2
+        values = {name: values[name] for name in self.metrics if name in values}
         if not details:
-            return TaskMetrics(found)
-        return TaskMetrics(found, self._details(x, images, captions, scores, relevant, ranks))
+            return TaskMetrics(values)
+        return TaskMetrics(values, self._details(x, images, captions, scores, relevant, ranks))
 
     def _details(
         self,
@@ -227,7 +227,7 @@ class CrossModal(Task):
             "rank_i2t": ranks["i2t"].cpu().numpy(),
             "rank_t2i": ranks["t2i"].cpu().numpy(),
         }
-        if self.pictures is None or self.texts is None:
+        if self.images is None or self.texts is None:
             return result
         back = scores.T.contiguous()
         ap = metrics.average_precision(back, relevant.T.contiguous())
@@ -240,11 +240,11 @@ class CrossModal(Task):
         first = [self.captions_of[i][0] for i in where[some]]
         return result | {
             "strip_texts": np.array([self.texts[i] for i in captions.cpu().numpy()[rows]]),
-            "strip_pictures": self.pictures[images[best].cpu().numpy()],
+            "strip_images": self.images[images[best].cpu().numpy()],
             "strip_right": relevant.T[rows].gather(1, best).cpu().numpy(),
             "strip_kind": np.array(["random"] * len(random) + ["worst"] * (len(rows) - len(random))),
             "strip_ap": ap.cpu().numpy()[rows],
             "embeddings": embeddings[some].half().cpu().numpy(),
             "embedding_labels": np.array([self.texts[i] for i in first]),
-            "thumbnails": self.pictures[where[some]],
+            "thumbnails": self.images[where[some]],
         }

@@ -1,4 +1,4 @@
-"""Small encoders: pictures, texts or features in, vectors out. Minutes on two CPU cores are enough to train them."""
+"""Small encoders: images, texts or features in, vectors out. Minutes on two CPU cores are enough to train them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 
 class ImageEncoder(nn.Module):
-    """Convolutions, each halving the picture, until it is 4 pixels wide or less; then one linear layer.
+    """Convolutions, each halving the image, until it is 4 pixels wide or less; then one linear layer.
 
-    In training, pictures are jittered: there are few of them.
+    In training, images are jittered: there are few of them.
 
     Returns:
         (B, width), of uint8 (B, C, H, W), 0 to 255.
@@ -34,17 +34,17 @@ class ImageEncoder(nn.Module):
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.LazyLinear(width)
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        """The vectors of pictures."""
+    def forward(self, images: Tensor) -> Tensor:
+        """The vectors of images."""
         # ink on paper or paint on white: mostly 255, so that 0 is the background
-        x = 1 - pictures.float() / 255
+        x = 1 - images.float() / 255
         x = jitter(x) if self.training else x
         vectors: Tensor = self.head(self.blocks(x).flatten(1))
         return vectors
 
 
 def jitter(x: Tensor, turn: float = 0.2, shift: float = 0.1) -> Tensor:
-    """Pictures (B, C, H, W), each turned, sheared and scaled by about `turn`, moved by `shift` of half its width."""
+    """Images (B, C, H, W), each turned, sheared and scaled by about `turn`, moved by `shift` of half its width."""
     matrix = torch.eye(2, device=x.device) + turn * torch.randn(len(x), 2, 2, device=x.device).clamp(-2, 2)
     move = shift * torch.randn(len(x), 2, 1, device=x.device).clamp(-2, 2)
     grid = nn.functional.affine_grid(torch.cat([matrix, move], -1), list(x.shape), align_corners=False)
@@ -52,7 +52,7 @@ def jitter(x: Tensor, turn: float = 0.2, shift: float = 0.1) -> Tensor:
 
 
 class FeatureNet(nn.Module):
-    """One hidden layer with a linear way past it, on standardised features.
+    """One hidden layer with a linear skip connection, on standardised features.
 
     Args:
         features: (N, d) of the training split, for their mean and standard deviation.
@@ -120,13 +120,13 @@ class TextNet(nn.Module):
         return vectors
 
 
-def ngram_table(texts: Sequence[str], train: NDArray[Any], kind: str, least: int = 3, longest: int = 64) -> Tensor:
+def ngram_table(texts: Sequence[str], train: NDArray[Any], unit: str, least: int = 3, longest: int = 64) -> Tensor:
     """The n-grams of texts as numbers, those that occur in `least` of the training texts; 0 for others.
 
     Args:
-        texts: N texts; upper and lower case are one.
+        texts: N texts; case is ignored.
         train: indices of the training texts.
-        kind: "char": 2 to 4 characters of a word, its ends marked. "word": words and pairs of neighbours.
+        unit: "char": 2 to 4 characters of a word, with < and > at its ends. "word": words and pairs of neighbours.
         least: in how many texts of the training split an n-gram must occur.
         longest: n-grams kept of a text.
 
@@ -139,14 +139,14 @@ def ngram_table(texts: Sequence[str], train: NDArray[Any], kind: str, least: int
                 [1, 0, 0],
                 [1, 1, 4]], dtype=torch.int32)
     """
-    split = {"char": _characters, "word": _words}[kind]
+    split = {"char": _characters, "word": _words}[unit]
     rows = [list(islice(split(text.lower()), longest)) for text in texts]
     counts = Counter(gram for i in train for gram in dict.fromkeys(rows[i]))
     numbers = {gram: number for number, gram in enumerate((g for g, n in counts.items() if n >= least), 1)}
     known = [[numbers[gram] for gram in row if gram in numbers] for row in rows]
     table = np.zeros((len(known), max(map(len, known), default=0) or 1), dtype=np.int32)
-    for row, found in zip(table, known, strict=True):
-        row[: len(found)] = found
+    for row, numbered in zip(table, known, strict=True):
+        row[: len(numbered)] = numbered
     return torch.from_numpy(table)
 
 
@@ -158,21 +158,21 @@ def _words(text: str) -> Iterable[str]:
 
 def _characters(text: str) -> Iterable[str]:
     for word in text.split():
-        marked = f"<{word}>"
+        delimited = f"<{word}>"
         for n in (2, 3, 4):
-            yield from (marked[i : i + n] for i in range(len(marked) - n + 1))
+            yield from (delimited[i : i + n] for i in range(len(delimited) - n + 1))
 
 
 def as_input(items: NDArray[Any]) -> Tensor:
-    """Pictures (N, H, W[, 3]) as uint8 (N, C, H, W); features as float32.
+    """Images (N, H, W[, 3]) as uint8 (N, C, H, W); features as float32.
 
     Raises:
-        ValueError: pictures of another type, whose values may mean anything.
+        ValueError: images of another type, whose values may mean anything.
     """
     if items.ndim != 2 and items.dtype != np.uint8:
         raise ValueError(
-            "Pictures must be uint8 (N, H, W) or (N, H, W, 3), and features (N, d), "
-            f"got an array of shape {items.shape} and type {items.dtype}. Scale pictures to 0 for black, 255 for white."
+            "Images must be uint8 (N, H, W) or (N, H, W, 3), and features (N, d), "
+            f"got an array of shape {items.shape} and type {items.dtype}. Scale images to 0 for black, 255 for white."
         )
     x = torch.from_numpy(np.ascontiguousarray(items))
     if x.dtype != torch.uint8:
@@ -185,7 +185,7 @@ def item_net(items: Tensor, train: Tensor, width: int) -> nn.Module:
     if items.dtype != torch.uint8:
         return FeatureNet(items[train], width)
     net = ImageEncoder(items.shape[1], min(items.shape[-2:]), width)
-    with torch.no_grad():  # settles the size of the last layer
+    with torch.no_grad():  # initialises the lazy last layer
         net.eval()(items[:1].cpu())
     return net.train()
 

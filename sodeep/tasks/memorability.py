@@ -1,4 +1,4 @@
-"""Memorability: predict a score, judged by the order it gives."""
+"""Memorability: regression of a score, evaluated by the order of the predictions."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Memorability(Task):
     """Regression: a batch is one list of 100 predictions, ordered like their targets.
 
     Losses see targets of mean 0 and standard deviation 1 (on the training split), so that weights and learning rates
-    mean the same for any data; predictions are brought back to the scale of the data before they are judged.
+    mean the same for any data; predictions are brought back to the scale of the data before they are evaluated.
 
     Metrics: Spearman's correlation; "MAE", the mean absolute error of the values; "MAE fitted", the same after the
     straight line from predictions to targets that fits the validation split best (an order alone has no scale).
 
     Details: ``predicted`` and ``true`` (n,), of the test split.
 
-    Texts become features that no loss has a part in, beside what features the data have: tf-idf of words, word pairs
+    Texts become static features, beside the features that the data have: tf-idf of words, word pairs
     and character n-grams, its 128 main directions on the training split; or with `text_features` "wordllama" the static
     vectors of that package.
 
@@ -42,14 +42,14 @@ class Memorability(Task):
 
     name = "memorability"
     metrics = {"Spearman": True, "MAE": False, "MAE fitted": False}  # noqa: RUF012
-    headline = "Spearman"
+    primary_metric = "Spearman"
     baseline = "mse"
     losses = ("mse", "l1", "spearman:laplace", "spearman:sigmoid", "spearman:blackbox", "spearman:set")
     accepts = ("target",)
     options = ("text_features", "target", "text", "predictors")
     reading = ("target", "text", "predictors")
     epochs = 40
-    rates = (1e-3, 3e-3)
+    learning_rates = (1e-3, 3e-3)
     layouts = MEMORABILITY
     tensors = ("features", "target")
     generated = staticmethod(noisy_scores)
@@ -82,12 +82,12 @@ class Memorability(Task):
         text: str | None = None,
         predictors: Sequence[str] | None = None,
     ) -> MemorabilityData:
-        """The data at a path, of a csv table those columns; or a synthetic set drawn with the seed."""
+        """The data at a path, from the named columns of a csv table; or a synthetic set drawn with the seed."""
         columns = {"target": target, "text": text, "predictors": predictors}
         named = [name for name, value in columns.items() if value]
         if not named:
-            found: MemorabilityData = super().read(data, seed)
-            return found
+            result: MemorabilityData = super().read(data, seed)
+            return result
         if data is None or not user_path(data).is_file():
             raise ValueError(
                 f"`{named[0]}` must be given with a csv table, got {columns[named[0]]!r} for "
@@ -97,7 +97,7 @@ class Memorability(Task):
 
     @classmethod
     def split_of(cls, data: MemorabilityData, seed: int) -> Array:
-        """That of the data, or a drawn one."""
+        """The split of the data, or a drawn one."""
         return given_split(data.split, len(data.target), seed)
 
     def model(self) -> nn.Module:
@@ -116,15 +116,17 @@ class Memorability(Task):
         """Exact metrics over the split, and the details of the class docstring."""
         predicted, true = self._predict(model, split)
         x, y = (values.double() for values in self._predict(model, "val"))
-        away = x - x.mean()
-        slope = (away @ y / (away @ away)).nan_to_num(0).item()  # equal predictions have no slope
+        centred = x - x.mean()
+        slope = (centred @ y / (centred @ centred)).nan_to_num(0).item()  # equal predictions have no slope
         offset = (y - slope * x).mean().item()
-        found = {
+        values = {
             "Spearman": metrics.spearman_corr(predicted, true).nan_to_num(0).item(),  # a constant orders nothing
             "MAE": (predicted - true).abs().mean().item(),
             "MAE fitted": (slope * predicted + offset - true).abs().mean().item(),
         }
-        return TaskMetrics(found, {"predicted": predicted.cpu().numpy(), "true": true.cpu().numpy()} if details else {})
+        return TaskMetrics(
+            values, {"predicted": predicted.cpu().numpy(), "true": true.cpu().numpy()} if details else {}
+        )
 
     def _predict(self, model: nn.Module, split: str) -> tuple[Tensor, Tensor]:
         where = self.index[split].to(self.features.device)

@@ -34,7 +34,7 @@ class MultiLabel(Task):
 
     name = "multi-label"
     metrics = {"mAP": True, "AP micro": True}  # noqa: RUF012
-    headline = "mAP"
+    primary_metric = "mAP"
     baseline = "bce"
     losses: ClassVar[tuple[str, ...]] = (
         "bce",
@@ -48,11 +48,11 @@ class MultiLabel(Task):
     accepts = ("relevant",)
     options: ClassVar[tuple[str, ...]] = ("text_features",)
     epochs = 10
-    rates = (2e-2, 5e-2)
+    learning_rates = (2e-2, 5e-2)
     layouts: ClassVar[Mapping[str, Layout]] = MULTI_LABEL
     tensors = ("inputs", "labels", "known")
     generated = staticmethod(topics)
-    epsilon = 1e-2  # else n-grams seen a few times move as far as those seen in every batch, and are learned by heart
+    epsilon = 1e-2  # else n-grams seen a few times move as far as those seen in every batch, and are memorised
 
     def __init__(
         self, data: MultiLabelData, seed: int = 0, *, text_features: str | None = None, **options: Any
@@ -72,7 +72,7 @@ class MultiLabel(Task):
 
     @classmethod
     def split_of(cls, data: MultiLabelData, seed: int) -> Array:
-        """That of the data, or a drawn one."""
+        """The split of the data, or a drawn one."""
         return given_split(data.split, len(data.labels), seed)
 
     def model(self) -> nn.Module:
@@ -99,11 +99,11 @@ class MultiLabel(Task):
         ap = scores.new_full(some.shape, torch.nan)
         ap[some] = metrics.average_precision(scores.T[some], relevant.T[some], where=known.T[some])
         micro = metrics.average_precision(scores.flatten(), relevant.flatten(), where=known.flatten())
-        found = {"mAP": ap.nanmean().item(), "AP micro": micro.item()}
+        values = {"mAP": ap.nanmean().item(), "AP micro": micro.item()}
         if not details:
-            return TaskMetrics(found)
+            return TaskMetrics(values)
         return TaskMetrics(
-            found,
+            values,
             {
                 "ap": ap.cpu().numpy(),
                 "scores": scores[:2000].half().cpu().numpy(),

@@ -1,4 +1,4 @@
-"""Retrieval: items of classes never seen in training find the others of their class."""
+"""Retrieval: items of classes never seen in training retrieve the others of their class."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from sodeep.tasks.encoders import as_input, encode, item_net
 
 
 class Retrieval(Task):
-    """Embeddings compared by cosine. Every item asks for the others of its class, in its split.
+    """Embeddings compared by cosine. Every item is a query for the others of its class, in its split.
 
-    Where a benchmark has queries and a gallery, its queries ask, and only the gallery is searched.
+    Where a benchmark has queries and a gallery, only these are the queries, and only the gallery is searched.
 
     Metrics: mean average precision; on the test split also MAP@R, R-precision and R@1, R@10 and R@100, the
     hit rates among the first 1, 10 and 100 (`hit_rate_at_k`, not `recall_at_k`).
@@ -31,23 +31,23 @@ class Retrieval(Task):
     Details, of Q queries, S = 16 of them drawn (8 at random, the same for every loss and seed of a data set of one
     size; and the 8 of lowest average precision):
 
-    * ``ap``, ``ap_quantized`` (up to 500,): average precision, and as QuantizedAPLoss sees it (20 bins).
-    * ``strip_queries`` uint8 (S, H, W[, 3]), ``strip_pictures`` uint8 (S, 10, H, W[, 3]): the query and the ten found
+    * ``ap``, ``ap_quantized`` (up to 500,): average precision, and its quantised form, of QuantizedAPLoss (20 bins).
+    * ``strip_queries`` uint8 (S, H, W[, 3]), ``strip_images`` uint8 (S, 10, H, W[, 3]): the query and the ten found
       first (fewer where there are fewer); ``strip_right`` bool (S, 10); ``strip_kind`` (S,) "random" or "worst";
       ``strip_ap`` (S,).
     * ``embeddings`` float16 (up to 300, d), ``embedding_labels``, ``thumbnails`` uint8: items of the test classes.
 
-    Without pictures the arrays of pictures are left out.
+    Without images the arrays of images are left out.
     """
 
     name = "retrieval"
     metrics = {"mAP": True, "mAP@R": True, "R-precision": True, "R@1": True, "R@10": True, "R@100": True}  # noqa: RUF012
-    headline = "mAP"
+    primary_metric = "mAP"
     baseline = "multi-similarity"
     losses = ("multi-similarity", "nt-xent", "triplet", "smooth-ap", "quantized-ap", "map:laplace")
     accepts = ("relevant", "embeddings")
     epochs = 20
-    rates = (1e-3, 8e-3)
+    learning_rates = (1e-3, 8e-3)
     layouts = RETRIEVAL
     tensors = ("items", "labels")
     generated = staticmethod(digits)
@@ -59,23 +59,23 @@ class Retrieval(Task):
         self.class_names = np.asarray(data.labels).astype(str)
         self.query = None if data.query is None else np.asarray(data.query, dtype=bool)
         for name in ("val", "test"):
-            asks, found = self._sides(name)
+            queries, gallery = self._sides(name)
             labels = self.labels[self.index[name]]
-            counts = torch.bincount(labels[found], minlength=int(labels.max()) + 1)[labels[asks]]
-            if not bool((counts > found[asks].int()).any()):  # a query is not its own result
+            counts = torch.bincount(labels[gallery], minlength=int(labels.max()) + 1)[labels[queries]]
+            if not bool((counts > gallery[queries].int()).any()):  # a query is not its own result
                 raise ValueError(
                     f"`data` {data.name} must have a query in {name!r} with another item of its class to find, "
                     "got none. Have two items or more of a class there."
                 )
-        pictures = data.pictures if data.pictures is not None else data.items
-        self.pictures = pictures if pictures.dtype == np.uint8 else None
+        images = data.images if data.images is not None else data.items
+        self.images = images if images.dtype == np.uint8 else None
         train = self.labels[self.index["train"]]
         classes = min(self.batch_size // 4, len(set(train.tolist())))
         self.sampler = BalancedBatchSampler(train, classes, self.batch_size // classes, seed=seed)
 
     @classmethod
     def split_of(cls, data: RetrievalData, seed: int) -> Array:
-        """That of the data, with whole classes taken for validation."""
+        """The split of the data, with whole classes taken for validation."""
         return split_classes(np.asarray(data.split), np.asarray(data.labels), seed)
 
     def batches(self, epoch: int) -> Iterator[Array]:
@@ -120,30 +120,30 @@ class Retrieval(Task):
     def _lists(
         self, embeddings: Tensor, split: str, rows: Tensor | None = None
     ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """In chunks: rows (Q,) of the split that ask, with their scores, relevance and mask (Q, N) over the split.
+        """In chunks: queries (Q,) as rows of the split, with their scores, relevance and mask (Q, N) over the split.
 
-        Where some do not ask, it is only those that are found; a row never finds itself. Without a relevant item a row
-        is left out.
+        Where some items are no queries, these alone are the gallery; no item is in its own list. Queries without a
+        relevant item are left out.
         """
         device = embeddings.device
         labels = self.labels[self.index[split].to(device)]
-        asks, found = (mask.to(device) for mask in self._sides(split))
-        rows = asks.nonzero().squeeze(1) if rows is None else rows
+        queries, gallery = (mask.to(device) for mask in self._sides(split))
+        rows = queries.nonzero().squeeze(1) if rows is None else rows
         everyone = torch.arange(len(labels), device=device)
         size = max(1, 2**24 // len(labels))
         for start in range(0, len(rows), size):
             chunk = rows[start : start + size]
             scores, relevant = pairwise_scores(embeddings[chunk], labels[chunk], embeddings, labels)
-            where = found & (chunk.unsqueeze(1) != everyone)
+            where = gallery & (chunk.unsqueeze(1) != everyone)
             some = (relevant & where).any(-1)
             yield chunk[some], scores[some], relevant[some], where[some]
 
     def _sides(self, split: str) -> tuple[Tensor, Tensor]:
-        """Who asks, and who can be found: bool (N,) over the split."""
-        asks = torch.ones(len(self.index[split]), dtype=torch.bool)
+        """Which items are queries, and which are in the gallery: bool (N,) over the split."""
+        queries = torch.ones(len(self.index[split]), dtype=torch.bool)
         if self.query is not None:
-            asks = torch.from_numpy(self.query[self.index[split].numpy()])
-        return asks, torch.ones_like(asks) if bool(asks.all()) else ~asks
+            queries = torch.from_numpy(self.query[self.index[split].numpy()])
+        return queries, torch.ones_like(queries) if bool(queries.all()) else ~queries
 
     def _details(self, embeddings: Tensor, split: str, rows: Tensor, ap: Tensor) -> dict[str, Array]:
         index = self.index[split].numpy()
@@ -161,17 +161,17 @@ class Retrieval(Task):
             "embeddings": embeddings[some].half().cpu().numpy(),
             "embedding_labels": self.class_names[index[some]],
         }
-        if self.pictures is None:
+        if self.images is None:
             return result
         random, worst = few[:8], ap.argsort(stable=True)[:8]
         shown = torch.cat([random, worst])
         _, scores, relevant, where = next(self._lists(embeddings, split, rows[shown]))
         best = scores.masked_fill(~where, -torch.inf).topk(min(10, int(where.sum(-1).amin()))).indices
         return result | {
-            "strip_queries": self.pictures[index[rows[shown].cpu().numpy()]],
-            "strip_pictures": self.pictures[index[best.cpu().numpy()]],
+            "strip_queries": self.images[index[rows[shown].cpu().numpy()]],
+            "strip_images": self.images[index[best.cpu().numpy()]],
             "strip_right": relevant.gather(1, best).cpu().numpy(),
             "strip_kind": np.array(["random"] * len(random) + ["worst"] * len(worst)),
             "strip_ap": ap[shown].cpu().numpy(),
-            "thumbnails": self.pictures[index[some]],
+            "thumbnails": self.images[index[some]],
         }

@@ -1,7 +1,7 @@
-"""How alike pictures are by what their captions say: CIDEr, BLEU and ROUGE-L between captions.
+"""Semantic similarity of images by their captions: CIDEr, BLEU and ROUGE-L between captions.
 
 Captions are compared word by word, in lower case and without punctuation, and only with captions of their language.
-The score of two pictures is the mean over all such pairs of a caption of each.
+The score of two images is the mean over all such pairs of a caption of each.
 
 >>> captions = ["a red fox", "a fox", "a red bus", "ein Fuchs"]
 >>> scores = SemanticScores(captions, owner=[0, 1, 2, 1], languages=["en", "en", "en", "de"])
@@ -27,7 +27,7 @@ ORDERS = (1, 2, 3, 4)
 """Lengths n of the n-grams of CIDEr and BLEU."""
 
 PAIRS = 2**21
-"""How many pairs of captions are held at a time."""
+"""How many pairs of captions are scored at a time."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Captions:
     Attributes:
         words: (M, L), the words of each, -1 where there are no more.
         counts: for each n, sparse (M, G): how often each n-gram occurs.
-        rarity: for each n, (G,): log(pictures / pictures with this n-gram).
+        rarity: for each n, (G,): log(images / images with this n-gram).
     """
 
     words: Array
@@ -46,12 +46,12 @@ class Captions:
 
     @classmethod
     def read(cls, texts: Sequence[str], owner: Array, languages: Sequence[str]) -> Captions:
-        """The captions of pictures. Words of two languages differ, however they are spelt."""
+        """The captions of images. Words of two languages differ, however they are spelt."""
         lists = [
             [(language, word) for word in re.findall(r"\w+", text.lower())]
             for text, language in zip(texts, languages, strict=True)
         ]
-        length = np.array([len(found) for found in lists])
+        length = np.array([len(words) for words in lists])
         words = np.full((len(lists), length.max(initial=0)), -1, dtype=np.int32)
         words[np.arange(words.shape[1]) < length[:, None]] = _numbers(lists)
         counts = tuple(_counts(lists, n) for n in ORDERS)
@@ -68,7 +68,7 @@ class Captions:
 
 
 def _numbers(lists: Sequence[Sequence[Any]]) -> list[int]:
-    """All that is in the lists, equal things by one number from 0."""
+    """The items of all lists as numbers from 0, the same for equal items."""
     numbers: dict[Any, int] = {}
     return [numbers.setdefault(thing, len(numbers)) for things in lists for thing in things]
 
@@ -84,9 +84,9 @@ def _counts(lists: Sequence[Sequence[Any]], n: int) -> Any:
 
 
 def _rarity(counts: Any, owner: Array) -> Array:
-    pictures, document = np.unique(owner, return_inverse=True)
-    of = sparse.csr_array((np.ones(len(owner)), (document, np.arange(len(owner)))))
-    rarity: Array = np.log(len(pictures) / (of @ counts > 0).sum(0)).astype(np.float32)
+    images, document = np.unique(owner, return_inverse=True)
+    members = sparse.csr_array((np.ones(len(owner)), (document, np.arange(len(owner)))))
+    rarity: Array = np.log(len(images) / (members @ counts > 0).sum(0)).astype(np.float32)
     return rarity
 
 
@@ -97,8 +97,8 @@ def cider(x: Captions, y: Captions) -> Any:
     of 10. Captions of less than four words have 0 for the missing n.
     """
     cosines = (
-        _unit(own.multiply(rarity)) @ _unit(other.multiply(rarity)).T
-        for own, other, rarity in zip(x.counts, y.counts, x.rarity, strict=True)
+        _unit(left.multiply(rarity)) @ _unit(right.multiply(rarity)).T
+        for left, right, rarity in zip(x.counts, y.counts, x.rarity, strict=True)
     )
     return sum(cosines) / len(ORDERS)
 
@@ -113,15 +113,15 @@ def bleu(candidates: Captions, references: Captions) -> Any:
     """Sentence BLEU (Papineni et al., ACL 2002), as sacrebleu has it with ``effective_order=True``.
 
     BLEU = min(1, exp(1 - r / c)) exp(mean over n of log p_n), with c and r the words of candidate and reference, and
-    p_n the share of the candidate's n-grams that are in the reference, none counted more often than there. n is up to
-    4, or c if that is less. The first p_n without a match counts half a match, the next a quarter, and so on; without
-    a common word BLEU is 0.
+    p_n the fraction of the candidate's n-grams that are in the reference, none counted more often than there. n is up
+    to 4, or c if that is less. The first p_n without a match counts half a match, the next a quarter, and so on;
+    without a common word BLEU is 0.
     """
     i, j = _with_a_common_word(candidates, references)
     c, r = candidates.length[i], references.length[j]
     log_precision, unmatched = np.zeros(len(i)), np.zeros(len(i))
-    for n, own, other in zip(ORDERS, candidates.counts, references.counts, strict=True):
-        matches = own[i].minimum(other[j]).sum(1)
+    for n, left, right in zip(ORDERS, candidates.counts, references.counts, strict=True):
+        matches = left[i].minimum(right[j]).sum(1)
         unmatched += matches == 0
         matches = np.where(matches > 0, matches, 0.5**unmatched)
         log_precision += np.where(c >= n, np.log(matches / np.maximum(c - n + 1, 1)), 0)
@@ -162,14 +162,14 @@ TEXT_SCORES: dict[str, Callable[[Captions, Captions], Any]] = {
 
 
 class SemanticScores:
-    """Scores of pictures by their captions.
+    """Scores of images by their captions.
 
-    Called with the name of a score and the indices of pictures (P,) and of others (Q,), it gives float32 (P, Q), in
+    Called with the name of a score and the indices of images (P,) and of others (Q,), it gives float32 (P, Q), in
     [0, 1]: the mean over all pairs of a caption of each in one language, 0 where there is no such pair.
 
     Args:
         captions: M texts.
-        owner: (M,) index of the picture of each.
+        owner: (M,) index of the image of each.
         languages: (M,) language of each; None: all the same.
     """
 
@@ -182,27 +182,27 @@ class SemanticScores:
         language = np.unique(languages, return_inverse=True)[1]
         self.languages_of = self.captions_of @ sparse.csr_array((one, (every, language)))  # how many captions in each
 
-    def __call__(self, name: str, pictures: ArrayLike, others: ArrayLike) -> Array:
+    def __call__(self, name: str, images: ArrayLike, others: ArrayLike) -> Array:
         """See the class.
 
         Raises:
             ValueError: no such score.
         """
         check_choice(name, TEXT_SCORES, "name")
-        pictures, others = np.asarray(pictures), np.asarray(others)
-        pairs = self.captions_of[pictures].nnz * self.captions_of[others].nnz
-        chunks = max(1, min(pairs // PAIRS, len(pictures)))
-        return np.concatenate([self._scores(name, some, others) for some in np.array_split(pictures, chunks)])
+        images, others = np.asarray(images), np.asarray(others)
+        pairs = self.captions_of[images].nnz * self.captions_of[others].nnz
+        chunks = max(1, min(pairs // PAIRS, len(images)))
+        return np.concatenate([self._scores(name, some, others) for some in np.array_split(images, chunks)])
 
-    def _scores(self, name: str, pictures: Array, others: Array) -> Array:
-        own, other = self.captions_of[pictures], self.captions_of[others]
-        scores = TEXT_SCORES[name](self.captions[own.indices], self.captions[other.indices])
-        total = (_grouped(own) @ scores @ _grouped(other).T).toarray()
-        pairs = (self.languages_of[pictures] @ self.languages_of[others].T).toarray()
+    def _scores(self, name: str, images: Array, others: Array) -> Array:
+        left, right = self.captions_of[images], self.captions_of[others]
+        scores = TEXT_SCORES[name](self.captions[left.indices], self.captions[right.indices])
+        total = (_grouped(left) @ scores @ _grouped(right).T).toarray()
+        pairs = (self.languages_of[images] @ self.languages_of[others].T).toarray()
         return np.asarray(total / np.maximum(pairs, 1), dtype=np.float32)
 
 
 def _grouped(captions_of: Any) -> Any:
-    """Sparse (pictures, their captions one after the other)."""
+    """Sparse (images, their captions one after the other)."""
     count = captions_of.nnz
     return sparse.csr_array((captions_of.data, np.arange(count), captions_of.indptr), (captions_of.shape[0], count))

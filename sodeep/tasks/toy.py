@@ -20,7 +20,7 @@ from sodeep.tasks.multi_label import MultiLabel
 
 
 class Toy(MultiLabel):
-    """Points of two overlapping classes, one in five of the class to be found; one list in all.
+    """Points of two overlapping classes, a fifth of them positive, ranked in one list.
 
     Metrics: "mAP", average precision over the points of the split; "mAP of a linear SVM", the same of scikit-learn's
     LinearSVC, whatever the loss, its penalty chosen on the validation split. Details as of `MultiLabel`.
@@ -41,9 +41,9 @@ class Toy(MultiLabel):
 
     def evaluate(self, model: nn.Module, split: str, details: bool = False) -> TaskMetrics:
         """Exact metrics over the split, with those of the support vector machine beside."""
-        found = super().evaluate(model, split, details)
-        metrics = {"mAP": found.metrics["mAP"], "mAP of a linear SVM": self.svm[split]}
-        return TaskMetrics(metrics, found.details)
+        result = super().evaluate(model, split, details)
+        metrics = {"mAP": result.metrics["mAP"], "mAP of a linear SVM": self.svm[split]}
+        return TaskMetrics(metrics, result.details)
 
     @functools.cached_property
     def svm(self) -> dict[str, float]:
@@ -53,9 +53,9 @@ class Toy(MultiLabel):
 
         features, labels = self.inputs.cpu().numpy(), self.labels[:, 0].cpu().numpy()
         index = {split: where.numpy() for split, where in self.index.items()}
-        found = []
+        results = []
         for penalty in (1e-4, 1e-3, 1e-2, 1e-1, 1.0):
             svm = LinearSVC(C=penalty, dual=False).fit(features[index["train"]], labels[index["train"]])
             scores = svm.decision_function(features)
-            found.append({s: float(average_precision_score(labels[i], scores[i])) for s, i in index.items()})
-        return max(found, key=lambda ap: ap["val"])
+            results.append({s: float(average_precision_score(labels[i], scores[i])) for s, i in index.items()})
+        return max(results, key=lambda ap: ap["val"])
