@@ -39,7 +39,7 @@ def fails(result, message):
     assert message in text, text
 
 
-def test_train_says_what_it_did(run, tmp_path):
+def test_train_reports_its_results(run, tmp_path):
     result = run("train-sorter", *TINY, "--log-dir", "log")
     assert result.exit_code == 0, result.output
     assert re.search(r"Trained 4 steps in \d+ s: set.safetensors", result.output)
@@ -88,7 +88,7 @@ def test_mixture_2019(run, tmp_path):
     assert sodeep.load_sorter(tmp_path / "set.safetensors").trained["config"]["distributions"] == sodeep.SODEEP2019
 
 
-def test_progress_is_said_on_stderr(run, trained, monkeypatch):
+def test_progress_goes_to_stderr(run, trained, monkeypatch):
     from sodeep._core import progress
 
     monkeypatch.setattr(progress, "FIRST", 0.0)
@@ -271,7 +271,7 @@ def test_export_sorter(run, trained, tmp_path):
     )
 
 
-def test_help_says_the_default_lengths(run):
+def test_help_shows_the_default_lengths(run):
     text = " ".join(run("train-sorter", "--help").output.split())
     assert "[default: {} {}]".format(*sodeep.training.config.LENGTHS) in text
 

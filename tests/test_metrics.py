@@ -353,7 +353,7 @@ def test_degenerate_lists(metric):
             assert value(*arguments[:2], where=arguments[2]).isnan()
 
 
-def test_samples_by_two_outputs_are_said_to_be_lists_of_two():
+def test_samples_by_two_outputs_give_a_warning():
     scores, target = torch.randn(2, 60, 2, generator=seeded(), dtype=F64)
     message = (
         "spearman_corr got many lists of two items, whose rank correlation is 1 or -1. The last axis is the list: with "
@@ -368,7 +368,7 @@ def test_samples_by_two_outputs_are_said_to_be_lists_of_two():
     spearman_corr(scores, target, torch.ones(60, 2, dtype=torch.bool))  # padded lists
 
 
-def test_lists_of_one_item_are_said_to_be_columns():
+def test_lists_of_one_item_give_a_hint():
     scores, target = torch.randn(2, 5, 1, generator=seeded(), dtype=F64)
     message = (
         "spearman_corr is NaN for 5 of 5 lists: a list needs two items with different scores and different targets "

@@ -294,7 +294,7 @@ def test_both_heads_read_the_counts_alike() -> None:
     assert sum(weight.numel() for weight in item.head.parameters()) == 17
 
 
-def test_only_an_item_head_that_counts_is_tied_to_a_length() -> None:
+def test_only_an_item_head_that_counts_has_a_fixed_length() -> None:
     counting = build_sorter("lstm", 20, head="item", hidden=8)
     assert (counting.seq_len, counting.config["seq_len"], counting.config["init"]) == (20, 20, "counting")
     message = (
@@ -318,7 +318,7 @@ def test_only_an_item_head_that_counts_is_tied_to_a_length() -> None:
         assert sorter(normal(2, 19)).shape == (2, 19), case
 
 
-def test_lstm_starts_as_published_when_told_so() -> None:
+def test_lstm_has_random_weights_as_published_on_request() -> None:
     torch.manual_seed(0)
     random = build_sorter("lstm", 5, init="random", hidden=8)
     torch.manual_seed(0)
@@ -364,7 +364,7 @@ def test_cnn_that_compares_is_a_coarse_rank_before_any_training(n: int) -> None:
     assert rank_error(build_sorter("cnn", n, init="random").eval(), scores) > 0.2
 
 
-def test_cnn_starts_as_published_when_told_so() -> None:
+def test_cnn_has_random_weights_as_published_on_request() -> None:
     torch.manual_seed(0)
     random = build_sorter("cnn", 40, init="random")
     torch.manual_seed(0)
@@ -693,7 +693,7 @@ def test_a_sorter_that_does_not_normalise_warns_outside_its_range(name: str) -> 
 
 
 @pytest.mark.parametrize("name", LENGTH_FREE)
-def test_lists_of_lengths_it_is_not_known_for_are_told_once(name: str) -> None:
+def test_lists_of_untested_lengths_give_one_warning(name: str) -> None:
     sorter = small_sorter(name).freeze()
     sorter(normal(3))  # nothing known of its lengths
     sorter.trained = {"lengths": [4, 8], "known_lengths": [4, 16]}
@@ -755,7 +755,7 @@ OPTIONS: dict[str, list[dict[str, object]]] = {
 
 
 @pytest.mark.parametrize(("name", "options"), [(n, o) for n in SORTERS for o in [{}, *OPTIONS.get(n, [])]])
-def test_what_a_class_says_of_its_sorters_is_true(name: str, options: dict[str, object]) -> None:
+def test_class_methods_agree_with_the_sorters(name: str, options: dict[str, object]) -> None:
     kind = SORTERS[name]
     if kind.any_length(options):
         assert build_sorter(name, **options).seq_len is None

@@ -150,7 +150,7 @@ def test_bad_config(change, message):
         TrainConfig(**change)
 
 
-def test_options_that_a_sorter_does_not_have_are_told_at_once():
+def test_options_that_a_sorter_does_not_have_are_refused_at_once():
     with pytest.raises(ValueError, match=r"^`config of the mlp sorter` must be one of .*, got 'units'\.$"):
         TrainConfig(sorter="mlp", sorter_config={"units": 4})
 
@@ -218,7 +218,7 @@ def test_best_weights_are_kept(monkeypatch):
     assert_same_weights(weights(spoilt.sorter), weights(short.sorter))
 
 
-def test_first_weights_are_kept_where_no_validation_is_better(tmp_path, monkeypatch):
+def test_initial_weights_are_kept_where_no_validation_is_better(tmp_path, monkeypatch):
     from sodeep import training
 
     monkeypatch.setattr(training.run.Run, "learning_rate", lambda run: 0.3)
@@ -726,7 +726,7 @@ def test_out_is_checked_before_training(tmp_path):
         train_sorter(tiny(steps=10**9), out=blocker / "s")
 
 
-def test_divergence_is_said(monkeypatch):
+def test_divergence_is_an_error(monkeypatch):
     from sodeep import training
 
     monkeypatch.setitem(training.VALUE_LOSSES, "l1", lambda a, b: (a - b).sum() * float("nan"))

@@ -63,5 +63,5 @@ def plain_axes(axis: Axes) -> None:
 
 
 def tensor_of(scores: Array) -> Tensor:
-    """Scores of an array, as a float64 tensor."""
+    """Scores as a tensor in double precision."""
     return Tensor(np.asarray(scores, dtype=np.float64)).double()
