@@ -1,4 +1,4 @@
-"""Draw how hard each loss pulls on a pair, against the similarity of the pair.
+"""Draw the weight of a pair in the gradient of each loss, against the similarity of the pair.
 
 A query has relevant items around similarity 0.6 and others around 0.2, both spread widely. One curve a loss: the
 size of its pair weights, as a part of the largest, for the relevant items (left) and for the others (right).
@@ -33,7 +33,7 @@ LOSSES = {  # hinges dashed, log-sum-exps solid, ranks and distributions dotted
 @click.command()
 @click.argument("path", default="pair_weights.png")
 def main(path: str) -> None:
-    """Save the picture to PATH."""
+    """Save the figure to PATH."""
     # evenly spaced quantiles of two normal distributions, not draws, so that the curves are smooth
     normal = torch.special.ndtri(torch.linspace(0.005, 0.995, 1000, dtype=torch.float64))
     scores = torch.cat([0.6 + 0.12 * normal, 0.2 + 0.15 * normal])

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Time and peak memory on a GPU: Smooth-AP, quantised AP, laplace_rank and sigmoid_rank, beside what people use.
+"""Time and peak memory on a GPU: Smooth-AP, quantised AP, laplace_rank and sigmoid_rank, beside published code.
 
-    scripts/bench_gpu.py                    # a few minutes; peers are left out where they are not installed
+    scripts/bench_gpu.py                    # a few minutes; other packages are left out where not installed
     scripts/bench_gpu.py --device cpu --tiny   # try the script without a GPU
 
 Forward and backward, median of ten after three to warm up; memory is the peak above what the inputs take. Markdown.
@@ -24,28 +24,28 @@ DIMENSIONS, PER_CLASS = 128, 4
 
 def losses() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
     """Name -> a function of (embeddings, labels)."""
-    found: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    criteria: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
         "Smooth-AP": sodeep.EmbeddingLoss(sodeep.SmoothAPLoss()),
         "quantised AP": sodeep.EmbeddingLoss(sodeep.QuantizedAPLoss()),
     }
     if importlib.util.find_spec("pytorch_metric_learning"):
         from pytorch_metric_learning.losses import SmoothAPLoss
 
-        found["pytorch-metric-learning Smooth-AP"] = SmoothAPLoss()
-    return found
+        criteria["pytorch-metric-learning Smooth-AP"] = SmoothAPLoss()
+    return criteria
 
 
 def rank_fns() -> dict[str, Callable[[Tensor], Tensor]]:
     """Name -> a rank function."""
-    found: dict[str, Callable[[Tensor], Tensor]] = {
+    functions: dict[str, Callable[[Tensor], Tensor]] = {
         "laplace_rank": sodeep.laplace_rank,
         "sigmoid_rank": sodeep.sigmoid_rank,
     }
     if importlib.util.find_spec("torchsort"):
         import torchsort
 
-        found["torchsort"] = lambda scores: torchsort.soft_rank(-scores)
-    return found
+        functions["torchsort"] = lambda scores: torchsort.soft_rank(-scores)
+    return functions
 
 
 def cost(step: Callable[[], object], device: str) -> str:
@@ -73,12 +73,15 @@ def cost(step: Callable[[], object], device: str) -> str:
 
 
 def table(
-    functions: Mapping[str, Any], sizes: Sequence[Any], prepare: Callable[[Any, Any], Callable[[], object]], device: str
+    functions: Mapping[str, Any],
+    sizes: Sequence[Any],
+    make_step: Callable[[Any, Any], Callable[[], object]],
+    device: str,
 ) -> None:
     """One row a function, one column a size."""
     click.echo("| | " + " | ".join(map(str, sizes)) + " |\n|---|" + "---|" * len(sizes))
     for name, function in functions.items():
-        cells = [cost(prepare(function, size), device) for size in sizes]
+        cells = [cost(make_step(function, size), device) for size in sizes]
         click.echo(f"| {name} | " + " | ".join(cells) + " |")
     click.echo()
 

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Time and memory of the losses, forward and backward from embeddings, against what people use today.
+"""Time and memory of the losses, forward and backward from embeddings, beside other implementations.
 
     scripts/bench_losses.py                                      # everything; a quarter of an hour
     scripts/bench_losses.py --loss smooth-ap --size 256 --size 512
 
-For each loss and batch size, every contestant runs in a fresh process of its own, on one pinned core with one thread,
+For each loss and batch size, every method runs in a fresh process of its own, on one pinned core with one thread,
 under an address-space limit. All of a cell's processes are alive together and take turns, round by round, so that what
 else the machine does falls on all of them alike; time is that of the process on its core, not of the clock on the wall.
 Memory is the growth of the resident peak over the first step.
 
-Contestants: sodeep; pytorch-metric-learning where it has the loss (`pip install pytorch-metric-learning==2.9.0`); and
+Methods: sodeep; pytorch-metric-learning where it has the loss (`pip install pytorch-metric-learning==2.9.0`); and
 the published dense form in plain torch, written here from the formula. Batches have 4 rows of each class, 128
 dimensions. "x" is how many times sodeep is faster, or smaller. Linux only.
 """
@@ -33,6 +33,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
+from _machine import cpu
 
 if TYPE_CHECKING:  # torch is imported by the processes that are measured
     from torch import Tensor
@@ -44,13 +45,14 @@ PER_CLASS, DIMENSIONS = 4, 128
 OURS, PML, DENSE = "sodeep", "pytorch-metric-learning", "dense form"
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Contestants: name -> a function of the labels (B,) that gives a loss of the embeddings (B, 128)
+# Methods: name -> a function of the labels (B,) that gives a loss of the embeddings (B, 128)
 
 
-def ours(module: str, name: str, **options: Any) -> Make:
+def ours(name: str, **options: Any) -> Make:
     def make(labels: Tensor) -> Criterion:
-        loss = getattr(importlib.import_module(f"sodeep.losses.{module}"), name)(**options)
-        criterion = importlib.import_module("sodeep.losses.embedding").EmbeddingLoss(loss)
+        from sodeep import losses
+
+        criterion = losses.EmbeddingLoss(getattr(losses, name)(**options))
         return lambda x: criterion(x, labels)
 
     return make
@@ -128,8 +130,8 @@ def dense_recall_at_k(
 
     above = torch.sigmoid((s.unsqueeze(1) - s.unsqueeze(2)) / tau_rank) * other.unsqueeze(0) * other.unsqueeze(1)
     rank, count = 1 + above.sum(2), positive.sum(1)
-    found = [(torch.sigmoid((c - rank) / tau_k) * positive).sum(1).clamp(max=c) / count.clamp(max=c) for c in k]
-    return 1 - torch.stack(found).mean()
+    recall = [(torch.sigmoid((c - rank) / tau_k) * positive).sum(1).clamp(max=c) / count.clamp(max=c) for c in k]
+    return 1 - torch.stack(recall).mean()
 
 
 def dense_quantized_ap(s: Tensor, positive: Tensor, other: Tensor, num_bins: int = 20) -> Tensor:
@@ -191,40 +193,40 @@ def dense_binomial(
 
 
 LOSSES: dict[str, dict[str, Make]] = {
-    "smooth-ap": {OURS: ours("retrieval", "SmoothAPLoss"), PML: pml("SmoothAPLoss"), DENSE: dense(dense_smooth_ap)},
-    "quantized-ap": {OURS: ours("retrieval", "QuantizedAPLoss"), DENSE: dense(dense_quantized_ap)},
-    "fast-ap": {OURS: ours("retrieval", "FastAPLoss"), PML: pml("FastAPLoss"), DENSE: dense(dense_fast_ap)},
-    "sup-ap": {OURS: ours("retrieval", "SupAPLoss"), DENSE: dense(dense_sup_ap)},
-    "recall-at-k": {OURS: ours("retrieval", "RecallAtKLoss"), DENSE: dense(dense_recall_at_k)},
+    "smooth-ap": {OURS: ours("SmoothAPLoss"), PML: pml("SmoothAPLoss"), DENSE: dense(dense_smooth_ap)},
+    "quantized-ap": {OURS: ours("QuantizedAPLoss"), DENSE: dense(dense_quantized_ap)},
+    "fast-ap": {OURS: ours("FastAPLoss"), PML: pml("FastAPLoss"), DENSE: dense(dense_fast_ap)},
+    "sup-ap": {OURS: ours("SupAPLoss"), DENSE: dense(dense_sup_ap)},
+    "recall-at-k": {OURS: ours("RecallAtKLoss"), DENSE: dense(dense_recall_at_k)},
     "asp": {OURS: ours_asp, DENSE: dense(dense_asp)},
-    "contrastive": {OURS: ours("pair", "ContrastiveLoss"), PML: pml("ContrastiveLoss")},
-    "triplet-all": {OURS: ours("pair", "TripletLoss", mining="all"), PML: pml("TripletMarginLoss")},
+    "contrastive": {OURS: ours("ContrastiveLoss"), PML: pml("ContrastiveLoss")},
+    "triplet-all": {OURS: ours("TripletLoss", mining="all"), PML: pml("TripletMarginLoss")},
     "triplet-semihard": {
-        OURS: ours("pair", "TripletLoss", mining="semihard"),
+        OURS: ours("TripletLoss", mining="semihard"),
         PML: pml("TripletMarginLoss", ("TripletMarginMiner", {"type_of_triplets": "semihard"})),
     },
     "triplet-hard": {
-        OURS: ours("pair", "TripletLoss", mining="hard"),
+        OURS: ours("TripletLoss", mining="hard"),
         PML: pml("TripletMarginLoss", ("BatchHardMiner", {})),
     },
-    "n-pairs": {OURS: ours("pair", "NPairsLoss"), f"{PML}, one pair a class": pml("NPairsLoss")},
-    "nca": {OURS: ours("pair", "NCALoss"), PML: pml("NCALoss")},
-    "lifted": {OURS: ours("pair", "LiftedStructureLoss"), PML: pml("LiftedStructureLoss")},
-    "binomial-deviance": {OURS: ours("pair", "BinomialDevianceLoss"), DENSE: dense(dense_binomial)},
-    "histogram": {OURS: ours("pair", "HistogramLoss", num_bins=100), PML: pml("HistogramLoss", n_bins=100)},
+    "n-pairs": {OURS: ours("NPairsLoss"), f"{PML}, one pair a class": pml("NPairsLoss")},
+    "nca": {OURS: ours("NCALoss"), PML: pml("NCALoss")},
+    "lifted": {OURS: ours("LiftedStructureLoss"), PML: pml("LiftedStructureLoss")},
+    "binomial-deviance": {OURS: ours("BinomialDevianceLoss"), DENSE: dense(dense_binomial)},
+    "histogram": {OURS: ours("HistogramLoss", num_bins=100), PML: pml("HistogramLoss", n_bins=100)},
     "multi-similarity": {
-        OURS: ours("pair", "MultiSimilarityLoss"),
+        OURS: ours("MultiSimilarityLoss"),
         PML: pml("MultiSimilarityLoss", ("MultiSimilarityMiner", {"epsilon": 0.1})),
     },
     "multi-similarity-unmined": {
-        OURS: ours("pair", "MultiSimilarityLoss", epsilon=None),
+        OURS: ours("MultiSimilarityLoss", epsilon=None),
         PML: pml("MultiSimilarityLoss"),
     },
-    "nt-xent": {OURS: ours("pair", "NTXentLoss", temperature=0.07), PML: pml("NTXentLoss", temperature=0.07)},
+    "nt-xent": {OURS: ours("NTXentLoss", temperature=0.07), PML: pml("NTXentLoss", temperature=0.07)},
 }
 
 # ---------------------------------------------------------------------------------------------------------------------
-# A contestant's process: one step for the memory, then as many timed steps as each line on stdin asks for
+# A method's process: one step for the memory, then as many timed steps as each line on stdin asks for
 
 
 def peak_mb() -> float:
@@ -238,7 +240,7 @@ def forget_peak() -> None:
         refs.write("5")
 
 
-def serve(loss: str, size: int, contestant: str) -> None:
+def serve(loss: str, size: int, method: str) -> None:
     import torch
 
     torch.set_num_threads(1)
@@ -246,7 +248,7 @@ def serve(loss: str, size: int, contestant: str) -> None:
     def problem(n: int) -> tuple[Tensor, Criterion]:
         x = torch.randn(n, DIMENSIONS, generator=torch.Generator().manual_seed(0))
         labels = torch.arange(n // PER_CLASS).repeat_interleave(PER_CLASS)
-        return torch.nn.functional.normalize(x, dim=1).requires_grad_(), LOSSES[loss][contestant](labels)
+        return torch.nn.functional.normalize(x, dim=1).requires_grad_(), LOSSES[loss][method](labels)
 
     def step(x: Tensor, criterion: Criterion) -> float:
         start = time.process_time()
@@ -264,7 +266,7 @@ def serve(loss: str, size: int, contestant: str) -> None:
         print(json.dumps([step(x, criterion) for _ in range(int(line))]), flush=True)
 
 
-class Contestant:
+class MethodProcess:
     """A process that runs `serve`, and what it has measured."""
 
     def __init__(self, loss: str, size: int, name: str, memory_gib: float, time_limit: float) -> None:
@@ -335,12 +337,12 @@ def available(name: str) -> bool:
 def compare(loss: str, size: int, rounds: int, memory_gib: float, time_limit: float) -> list[str]:
     """The rows of one cell."""
     names = [name for name in LOSSES[loss] if available(name)]
-    contestants = [Contestant(loss, size, name, memory_gib, time_limit) for name in names]
+    processes = [MethodProcess(loss, size, name, memory_gib, time_limit) for name in names]
     for _ in range(rounds):
-        for contestant in contestants:
-            contestant.round()
-    reference, rows = contestants[0], []
-    for c in contestants:
+        for process in processes:
+            process.round()
+    reference, rows = processes[0], []
+    for c in processes:
         c.close()
         cells = [loss, str(size), c.name]
         if c.failure:
@@ -354,13 +356,13 @@ def compare(loss: str, size: int, rounds: int, memory_gib: float, time_limit: fl
     return rows
 
 
-@click.command(help=__doc__.split("\n\n")[0], epilog="Contestants and method: see the head of this file.")
+@click.command(help=__doc__.split("\n\n")[0], epilog="Methods and measurement: see the head of this file.")
 @click.option("--loss", "losses", multiple=True, type=click.Choice(list(LOSSES)), help="A loss; repeatable. [all]")
 @click.option("--size", "sizes", multiple=True, type=int, default=(64, 256, 512, 1024), show_default=True, help="Rows.")
-@click.option("--rounds", default=7, show_default=True, help="Turns of each contestant; the median counts.")
-@click.option("--memory-limit", default=10.0, show_default=True, help="Address space of a contestant, in GiB.")
-@click.option("--time-limit", default=60.0, show_default=True, help="Seconds for one answer of a contestant.")
-@click.option("--work", nargs=3, hidden=True, help="Be one contestant: loss, size, name.")
+@click.option("--rounds", default=7, show_default=True, help="Turns of each method; the median counts.")
+@click.option("--memory-limit", default=10.0, show_default=True, help="Address space of a method, in GiB.")
+@click.option("--time-limit", default=60.0, show_default=True, help="Seconds for one answer of a method.")
+@click.option("--work", nargs=3, hidden=True, help="Be one method: loss, size, name.")
 def main(
     losses: tuple[str, ...],
     sizes: tuple[int, ...],
@@ -378,12 +380,6 @@ def main(
         for size in sizes:
             for row in compare(loss, size, rounds, memory_limit, time_limit):
                 click.echo(row)
-
-
-def cpu() -> str:
-    with open("/proc/cpuinfo") as info:
-        model = next((line.split(":")[1].strip() for line in info if line.startswith("model name")), "unknown CPU")
-    return f"{model} ({os.cpu_count()} cores)"
 
 
 if __name__ == "__main__":

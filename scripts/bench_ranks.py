@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Time every rank function, forward and backward, beside whichever peers are installed; Markdown on stdout.
+"""Time every rank function, forward and backward, beside those of other packages that are installed; as Markdown.
 
 One pinned thread; the functions take turns round by round, so that what slows the machine slows them all; medians of
 the thread's CPU time, which on an idle machine is the time on the clock.
@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import click
 import torch
+from _machine import cpu
 from torch import Tensor
 
 from sodeep.ranks import blackbox_rank, exact_rank, laplace_rank, sigmoid_rank, straight_through
@@ -58,14 +59,14 @@ PEERS: dict[str, tuple[str, Callable[[Any], Callable[[Tensor], Tensor]], int]] =
 
 
 def candidates() -> tuple[dict[str, tuple[Callable[[Tensor], Tensor], int]], list[str]]:
-    """Our functions and the peers that can be imported, each with its longest list; then the names of the others."""
-    found, missing = dict(OURS), []
+    """Our functions and those that can be imported, each with its longest list; then the names of the others."""
+    functions, missing = dict(OURS), []
     for name, (module, adapt, longest) in PEERS.items():
         try:
-            found[name] = (adapt(importlib.import_module(module)), longest)
+            functions[name] = (adapt(importlib.import_module(module)), longest)
         except ImportError:
             missing.append(name)
-    return found, missing
+    return functions, missing
 
 
 def once(function: Callable[[Tensor], Tensor], scores: Tensor, weights: Tensor) -> float:
@@ -80,8 +81,8 @@ def once(function: Callable[[Tensor], Tensor], scores: Tensor, weights: Tensor) 
 
 def measure(size: tuple[int, int], rounds: int) -> tuple[dict[str, float], list[str]]:
     """Median milliseconds of each candidate at `size`, of at most `rounds` rounds in about fifteen seconds."""
-    found, missing = candidates()
-    functions = {name: f for name, (f, longest) in found.items() if size[1] <= longest}
+    every, missing = candidates()
+    functions = {name: f for name, (f, longest) in every.items() if size[1] <= longest}
     functions["torch.sort alone"] = lambda s: torch.sort(s.detach()).values
     generator = torch.Generator().manual_seed(0)
     scores, weights = torch.randn(size, generator=generator), torch.randn(size, generator=generator)
@@ -95,7 +96,7 @@ def measure(size: tuple[int, int], rounds: int) -> tuple[dict[str, float], list[
         if done >= 3 and time.monotonic() > stop:
             break
         for name, f in functions.items():
-            once(f, scores, weights)  # after a peer that used a lot of memory the caches and the heap are cold
+            once(f, scores, weights)  # after a function that used a lot of memory the caches and the heap are cold
             times[name].append(once(f, scores, weights))
     return {name: median(t) for name, t in times.items()}, missing
 
@@ -123,12 +124,6 @@ print(kib("VmHWM") - before)
     return int(out) / 2**10
 
 
-def cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    names = [line.split(": ")[1] for line in info.read_text().splitlines() if line.startswith("model name")]
-    return names[0] if names else platform.processor()
-
-
 @click.command(help=__doc__)
 @click.option("--rounds", default=50, show_default=True, help="Rounds per size (fewer where they are long).")
 def main(rounds: int) -> None:
@@ -142,7 +137,7 @@ def main(rounds: int) -> None:
     names = list(dict.fromkeys(name for column in columns.values() for name in column))
 
     versions = f"torch {torch.__version__}, Python {platform.python_version()}, {datetime.date.today()}"
-    click.echo(f"Forward + backward, float32, one thread. {cpu_name()}, {versions}.")
+    click.echo(f"Forward + backward, float32, one thread. {cpu()}, {versions}.")
     for title, base in (("ms", None), ("times torchsort", "torchsort"), ("times torch.sort", "torch.sort alone")):
         if base is not None and base not in names:
             continue

@@ -12,7 +12,6 @@ Same networks, same loss (L1 on the values), same machine, interleaved. Prints M
 import contextlib
 import datetime
 import itertools
-import platform
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +20,7 @@ from unittest import mock
 import click
 import numpy as np
 import torch
+from _machine import cpu
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -43,21 +43,21 @@ class Lists2019(Dataset[tuple[Any, Any]]):
         ranks = self.n - np.argsort(np.argsort(scores))
         return scores, ranks.astype(np.float32) / self.n
 
-    def draw(self, kind: int) -> Any:
+    def draw(self, type_: int) -> Any:
         """A list of one of the ten types."""
         n = self.n
-        if kind in (0, 1, 7):
+        if type_ in (0, 1, 7):
             return self.random.uniform(-1, 1, n)
-        if kind == 2:
+        if type_ == 2:
             return self.random.normal(size=n)
-        if kind in (3, 4):
+        if type_ in (3, 4):
             low, high = sorted(self.random.uniform(0, 1, 2))
             even = np.linspace(low, high, n)
-            return even if kind == 3 else self.random.permutation(even)
-        if kind in (5, 6):
+            return even if type_ == 3 else self.random.permutation(even)
+        if type_ in (5, 6):
             cut = self.random.integers(n)
             return np.concatenate([self.random.uniform(-1, 1, cut), self.random.normal(size=n - cut)])
-        if kind == 8:
+        if type_ == 8:
             cut = self.random.integers(n)
             return np.concatenate(
                 [self.random.permutation(np.linspace(0, 1, cut)), self.random.uniform(-1, 1, n - cut)]
@@ -137,7 +137,7 @@ def main(
     torch.manual_seed(0)
     click.echo(
         f"Training, n = {n}, batch {batch_size}, {device}, {threads} threads, {workers} loader workers, "
-        f"torch {torch.__version__}, {platform.processor() or platform.machine()}, {datetime.date.today()}; "
+        f"torch {torch.__version__}, {cpu()}, {datetime.date.today()}; "
         "sequences/s, median of interleaved rounds\n"
     )
     click.echo("| sorter | here | 2019 way | ratio |\n|---|---|---|---|")

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""How many pairs of a query move a loss, image to caption (i2t) and back (t2i), as Bleeker & de Rijke 2022 count.
+"""How many pairs of a query contribute to a loss, image to caption (i2t) and back (t2i), counted as in COCOS.
 
-    scripts/count_contributing_pairs.py                          # embeddings of known difficulty
+    scripts/count_contributing_pairs.py                          # embeddings with more and more noise
     scripts/count_contributing_pairs.py --data DIR/emoji         # and encoders trained on emoji with each loss
 
-Batches are those of Bleeker & de Rijke 2022: 128 images with five captions each. Triplet and NT-Xent see the first
+Batches are those of Bleeker & de Rijke 2022: 128 images with five captions each. Triplet and NT-Xent take the first
 caption of each image, Smooth-AP all five. Two counts of a query: by the rule of the paper (COCOS), one a loss; and by
 `sodeep.contributing_pairs`, one definition for all: negatives whose weight is above a hundredth of the query's largest.
 "zero" are queries without any, which are left out of the mean. "As released" is the rule for Smooth-AP from caption to
@@ -23,16 +23,13 @@ from torch import Tensor
 import sodeep
 from sodeep.tasks.cross_modal import CrossModal
 
-PICTURES, CAPTIONS = 128, 5
+IMAGES, CAPTIONS = 128, 5
 MARGIN, TEMPERATURE, TAU, LEAST = 0.2, 0.1, 0.01, 0.01
 LOSSES: dict[str, torch.nn.Module] = {
     "triplet-hard": sodeep.TripletLoss(MARGIN, mining="hard"),
     "nt-xent": sodeep.NTXentLoss(TEMPERATURE),
     "smooth-ap": sodeep.SmoothAPLoss(TAU),
 }
-
-
-# ---- the rules -------------------------------------------------------------------------------------------------------
 
 
 def triplet_hard(scores: Tensor, relevant: Tensor) -> int:
@@ -55,7 +52,7 @@ def smooth_ap(scores: Tensor, relevant: Tensor) -> int:
 
 
 def released(scores: Tensor) -> list[int]:
-    """The rule for Smooth-AP from caption to picture, with the columns of the released code."""
+    """The rule for Smooth-AP from caption to image, with the columns of the released code."""
     columns = torch.zeros_like(scores, dtype=torch.bool)
     for caption, row in enumerate(columns):
         row[CAPTIONS * caption : CAPTIONS * (caption + 1)] = True
@@ -63,7 +60,7 @@ def released(scores: Tensor) -> list[int]:
 
 
 def smooth_ap_per_positive(scores: Tensor, relevant: Tensor) -> float:
-    """As they report it: from picture to caption a fifth of the pairs."""
+    """As they report it: from image to caption a fifth of the pairs."""
     return smooth_ap(scores, relevant) / int(relevant.sum())
 
 
@@ -74,19 +71,16 @@ RULES: dict[str, Callable[[Tensor, Tensor], float]] = {
 }
 
 
-# ---- embeddings ------------------------------------------------------------------------------------------------------
-
-
-def of_difficulty(noise: float, dimensions: int = 64) -> tuple[Tensor, Tensor]:
-    """Pictures (128, d), and captions (640, d) that are their pictures with noise of `noise` times their length."""
+def noisy_embeddings(noise: float, dimensions: int = 64) -> tuple[Tensor, Tensor]:
+    """Images (128, d), and captions (640, d) that are their images with noise of `noise` times their length."""
     generator = torch.Generator().manual_seed(0)
-    pictures, away = (torch.randn(n, dimensions, generator=generator) for n in (PICTURES, PICTURES * CAPTIONS))
-    return pictures, pictures.repeat_interleave(CAPTIONS, 0) + noise * away
+    images, offsets = (torch.randn(n, dimensions, generator=generator) for n in (IMAGES, IMAGES * CAPTIONS))
+    return images, images.repeat_interleave(CAPTIONS, 0) + noise * offsets
 
 
 def trained(data: Path, loss: torch.nn.Module, epochs: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches (pictures, captions) of an epoch of the training split, after training with a loss."""
-    task = CrossModal.load(data, seed=0, batch_size=PICTURES)
+    """The batches (images, captions) of an epoch of the training split, after training with a loss."""
+    task = CrossModal.load(data, seed=0, batch_size=IMAGES)
     torch.manual_seed(0)
     model = task.model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -97,12 +91,9 @@ def trained(data: Path, loss: torch.nn.Module, epochs: int) -> Iterator[tuple[Te
             optimizer.step()
     model.eval()
     for batch in task.batches(epochs):
-        captions = [caption for picture in batch[:, 0] for caption in task.captions_of[picture][:CAPTIONS]]
+        captions = [caption for image in batch[:, 0] for caption in task.captions_of[image][:CAPTIONS]]
         with torch.no_grad():
             yield model.images(task.items[batch[:, 0]]), model.captions(task.captions[captions])
-
-
-# ---- the table -------------------------------------------------------------------------------------------------------
 
 
 def summary(counts: Sequence[float], batches: int) -> tuple[str, str]:
@@ -115,20 +106,20 @@ def summary(counts: Sequence[float], batches: int) -> tuple[str, str]:
 def lines(embeddings: str, name: str, batches: Sequence[tuple[Tensor, Tensor]]) -> Iterator[str]:
     """A line of the table for each way."""
     for way in ("i2t", "t2i"):
-        by_rule, by_weight, slipped, right = [], [], [], []
-        for pictures, captions in batches:
+        by_rule, by_weight, by_release, hits = [], [], [], []
+        for images, captions in batches:
             every = captions if name == "smooth-ap" else captions[::CAPTIONS]
-            scores = torch.nn.functional.normalize(pictures) @ torch.nn.functional.normalize(every).T
-            relevant = torch.arange(PICTURES)[:, None] == torch.arange(len(every)) * PICTURES // len(every)
+            scores = torch.nn.functional.normalize(images) @ torch.nn.functional.normalize(every).T
+            relevant = torch.arange(IMAGES)[:, None] == torch.arange(len(every)) * IMAGES // len(every)
             scores, relevant = (scores, relevant) if way == "i2t" else (scores.T, relevant.T)
             by_rule += [RULES[name](*row) for row in zip(scores, relevant, strict=True)]
             by_weight += sodeep.contributing_pairs(LOSSES[name], scores, relevant, threshold=LEAST).negatives.tolist()
-            right += sodeep.hit_rate_at_k(scores, relevant, k=1).tolist()
-            slipped += released(scores) if (name, way) == ("smooth-ap", "t2i") else []
+            hits += sodeep.hit_rate_at_k(scores, relevant, k=1).tolist()
+            by_release += released(scores) if (name, way) == ("smooth-ap", "t2i") else []
         queries = len(by_rule) // len(batches)
-        cells = [embeddings, name, way, f"{sum(right) / len(right):.2f}", str(queries)]
+        cells = [embeddings, name, way, f"{sum(hits) / len(hits):.2f}", str(queries)]
         cells += [*summary(by_rule, len(batches)), *summary(by_weight, len(batches))]
-        cells += summary(slipped, len(batches)) if slipped else ["", ""]
+        cells += summary(by_release, len(batches)) if by_release else ["", ""]
         yield "| " + " | ".join(cells) + " |"
 
 
@@ -138,7 +129,7 @@ def lines(embeddings: str, name: str, batches: Sequence[tuple[Tensor, Tensor]]) 
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Markdown file to write to as well.")
 def main(data: Path | None, epochs: int, out: Path | None) -> None:
     """Print the table."""
-    kinds = {f"noise {noise:g}": functools.partial(of_difficulty, noise) for noise in (0.5, 1.0, 2.0, 4.0)}
+    embeddings = {f"noise {noise:g}": functools.partial(noisy_embeddings, noise) for noise in (0.5, 1.0, 2.0, 4.0)}
     options = f" --data $SODEEP_DATA/{data.name} --epochs {epochs}" if data else ""
     table = [
         "# Contributing pairs per query",
@@ -150,9 +141,9 @@ def main(data: Path | None, epochs: int, out: Path | None) -> None:
         "| embeddings | loss | way | R@1 | queries | COCOS | zero | by weight | zero | as released | zero |",
         "|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for kind, make in kinds.items():
+    for title, make in embeddings.items():
         for name in LOSSES:
-            table += lines(kind, name, [make()])
+            table += lines(title, name, [make()])
     if data is not None:
         for name, loss in LOSSES.items():
             table += lines(f"{data.name}, trained with it", name, list(trained(data, loss, epochs)))

@@ -15,7 +15,6 @@ import importlib.util
 import io
 import math
 import os
-import platform
 import shlex
 import sys
 import time
@@ -30,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import click
 import numpy as np
 import torch
+from _machine import cpu
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -59,7 +59,7 @@ MARKERS = dict(zip(FAMILIES, "osv^D*", strict=True))
 
 
 class Size(NamedTuple):
-    """How many lists of length n each figure is a mean over."""
+    """How many lists of length n each measure is a mean over."""
 
     n: int
     errors: int = 256
@@ -75,12 +75,12 @@ SIZES = (Size(100), Size(1000, optimized=18, cosines=9))
 
 @dataclass
 class Point:
-    """A rank function at one setting, and its figures by kind of list and length."""
+    """A rank function at one setting, and its measures by distribution and length."""
 
     family: str
     setting: str
     rank_fn: RankFunction
-    figures: dict[tuple[str, int], Figures] = field(default_factory=dict)
+    measures: dict[tuple[str, int], Measures] = field(default_factory=dict)
 
     @property
     def seq_len(self) -> int | None:
@@ -92,8 +92,8 @@ class Point:
         return self.seq_len in (None, n)
 
 
-class Figures(NamedTuple):
-    """A rank function on one kind of list at one length."""
+class Measures(NamedTuple):
+    """A rank function on one distribution at one length."""
 
     error: float
     score_30: float
@@ -148,7 +148,7 @@ def rank_functions(files: Sequence[Path]) -> list[Point]:
 
 
 class Lists(NamedTuple):
-    """What the figures of one kind of list at one length are taken on."""
+    """The lists of one distribution and length that the measures are taken on."""
 
     errors: Tensor
     init: Tensor | None
@@ -158,8 +158,8 @@ class Lists(NamedTuple):
     """The gradient that the cosine is taken with."""
 
 
-def draw_lists(kind: str, size: Size) -> Lists:
-    """Ordinary lists are those of `sodeep evaluate-sorter`, so that figures agree with the cards."""
+def draw_lists(distribution: str, size: Size) -> Lists:
+    """Ordinary lists are those of `sodeep evaluate-sorter`, so that measures agree with the cards."""
 
     def lists(weights: Mapping[str, float], count: int, seed: int = 1234) -> Tensor:
         return draw(weights, count, size.n, torch.Generator().manual_seed(seed))
@@ -167,17 +167,17 @@ def draw_lists(kind: str, size: Size) -> Lists:
     generator = torch.Generator().manual_seed(1234)
     normal, goal = (torch.randn(size.cosines, size.n, generator=generator) for _ in range(2))
     target = exact_rank(goal)
-    if kind == ORDINARY:
+    if distribution == ORDINARY:
         errors, init, scores = lists(sodeep.SODEEP2019, size.errors), None, normal
     else:
-        errors = lists({kind: 1}, size.errors)
-        init = scale_by_quartiles(lists({kind: 1}, max(1, size.optimized // len(MULTI_SCALE)), seed=1))
-        scores = lists({kind: 1}, size.cosines, seed=1)
+        errors = lists({distribution: 1}, size.errors)
+        init = scale_by_quartiles(lists({distribution: 1}, max(1, size.optimized // len(MULTI_SCALE)), seed=1))
+        scores = lists({distribution: 1}, size.cosines, seed=1)
     return Lists(errors, init, scores, target, smoothed_gradient(scores, target))
 
 
 def measure(points: Sequence[Point], sizes: Sequence[Size], echo: Callable[[str], object] = lambda _: None) -> None:
-    """Fill in the figures of all points."""
+    """Fill in the measures of all points."""
     for point in points:
         if not any(point.takes(size.n) for size in sizes):
             lengths = " and ".join(f"{size.n:,}" for size in sizes)
@@ -185,41 +185,41 @@ def measure(points: Sequence[Point], sizes: Sequence[Size], echo: Callable[[str]
                 f"{point.setting} takes lists of {point.seq_len} only. The Pareto front is drawn at {lengths}."
             )
     for size in sizes:
-        for kind in (ORDINARY, *MULTI_SCALE):
-            echo(f"n = {size.n}, {kind}")
-            on = draw_lists(kind, size)
+        for distribution in (ORDINARY, *MULTI_SCALE):
+            echo(f"n = {size.n}, {distribution}")
+            on = draw_lists(distribution, size)
             for point in points:
                 if point.takes(size.n):
-                    point.figures[kind, size.n] = figures(point.rank_fn, size, on)
+                    point.measures[distribution, size.n] = measure_rank_fn(point.rank_fn, size, on)
         for point in points:
             if point.takes(size.n):
-                each = [point.figures[kind, size.n] for kind in MULTI_SCALE]
-                point.figures[MIXED, size.n] = Figures(*np.mean(each, axis=0).tolist())
+                each = [point.measures[distribution, size.n] for distribution in MULTI_SCALE]
+                point.measures[MIXED, size.n] = Measures(*np.mean(each, axis=0).tolist())
 
 
-def figures(rank_fn: RankFunction, size: Size, on: Lists) -> Figures:
+def measure_rank_fn(rank_fn: RankFunction, size: Size, on: Lists) -> Measures:
     scores = sodeep.optimization_score(rank_fn, n=size.n, lists=size.optimized, init=on.init)
     gradient = rank_gradient(rank_fn, on.scores, on.target)
     cosine = float(torch.cosine_similarity(gradient, on.smoothed, dim=-1).mean())
-    return Figures(rank_error(rank_fn, on.errors), scores[30], scores[100], cosine)
+    return Measures(rank_error(rank_fn, on.errors), scores[30], scores[100], cosine)
 
 
 # ---- comparing -------------------------------------------------------------------------------------------------------
 
 
-class Rival(NamedTuple):
+class Interpolated(NamedTuple):
     """A single-tau rank at a sharpness between two measured ones."""
 
     name: str
-    figures: Figures
+    measures: Measures
 
 
-def curves(points: Sequence[Point], kind: str, n: int) -> dict[str, list[Figures]]:
-    """The figures of `laplace_rank` and `sigmoid_rank`, smooth to sharp."""
-    return {family: [p.figures[kind, n] for p in points if p.family == family] for family in SINGLE_TAU}
+def curves(points: Sequence[Point], distribution: str, n: int) -> dict[str, list[Measures]]:
+    """The measures of `laplace_rank` and `sigmoid_rank`, smooth to sharp."""
+    return {family: [p.measures[distribution, n] for p in points if p.family == family] for family in SINGLE_TAU}
 
 
-def between(family: str, curve: Sequence[Figures], place: float) -> Rival:
+def between(family: str, curve: Sequence[Measures], place: float) -> Interpolated:
     """The rank at a fractional index of its settings; errors and tau are interpolated on a logarithmic scale."""
 
     def at(column: Sequence[float]) -> float:
@@ -227,27 +227,27 @@ def between(family: str, curve: Sequence[Figures], place: float) -> Rival:
 
     error, *others = zip(*curve, strict=True)
     spread = math.exp(at(np.log(SPREADS[: len(curve)]).tolist()))
-    return Rival(f"{family} std/{spread:.1f}", Figures(math.exp(at(np.log(error).tolist())), *map(at, others)))
+    return Interpolated(f"{family} std/{spread:.1f}", Measures(math.exp(at(np.log(error).tolist())), *map(at, others)))
 
 
-def at_equal_score(points: Sequence[Point], kind: str, n: int, score: float) -> Rival | None:
+def at_equal_score(points: Sequence[Point], distribution: str, n: int, score: float) -> Interpolated | None:
     """The single-tau rank of the smallest error among those whose score after 30 steps is as high, if any is."""
     able = []
-    for family, curve in curves(points, kind, n).items():
-        scores = [figures.score_30 for figures in curve]
+    for family, curve in curves(points, distribution, n).items():
+        scores = [measures.score_30 for measures in curve]
         enough = [place for place, value in enumerate(scores) if value >= score]
         able += [between(family, curve, place) for place in [*enough, *crossings(scores, score)]]
-    return min(able, key=lambda rival: rival.figures.error, default=None)
+    return min(able, key=lambda rank: rank.measures.error, default=None)
 
 
-def at_equal_error(points: Sequence[Point], kind: str, n: int, error: float) -> Rival | None:
+def at_equal_error(points: Sequence[Point], distribution: str, n: int, error: float) -> Interpolated | None:
     """The single-tau rank of the highest score after 30 steps among those of at most this error, if any has it."""
     able = []
-    for family, curve in curves(points, kind, n).items():
-        errors = [math.log(figures.error) for figures in curve]
+    for family, curve in curves(points, distribution, n).items():
+        errors = [math.log(measures.error) for measures in curve]
         enough = [place for place, value in enumerate(errors) if value <= math.log(error)]
         able += [between(family, curve, place) for place in [*enough, *crossings(errors, math.log(error))]]
-    return max(able, key=lambda rival: rival.figures.score_30, default=None)
+    return max(able, key=lambda rank: rank.measures.score_30, default=None)
 
 
 # ---- the figure ------------------------------------------------------------------------------------------------------
@@ -268,21 +268,23 @@ PLACES: dict[str, dict[int, tuple[float, float, str]]] = {
 def draw_figure(points: Sequence[Point], n: int) -> Figure:
     """Error against optimisation score, in two panels; functions whose values are exact stand in their own strip."""
     figure = Figure(figsize=(11.5, 5.4), layout="constrained")
-    points = [point for point in points if (MIXED, n) in point.figures]
+    points = [point for point in points if (MIXED, n) in point.measures]
     panels = {ORDINARY: "ordinary lists", MIXED: "multi-scale lists: heavy-tailed, clustered, bimodal"}
     # torchsort at its sharpest hardly optimises anything: its line may leave the panel
-    scores = [p.figures[kind, n].score_30 for p in points for kind in panels if p.family != "torchsort"]
-    for axes, (kind, title) in zip(figure.subplots(1, 2, sharey=True), panels.items(), strict=True):
+    scores = [
+        p.measures[distribution, n].score_30 for p in points for distribution in panels if p.family != "torchsort"
+    ]
+    for axes, (distribution, title) in zip(figure.subplots(1, 2, sharey=True), panels.items(), strict=True):
         axes.set_ylim(min(scores) - 0.06, 0.95)
-        _panel(axes, points, kind, n)
+        _panel(axes, points, distribution, n)
         axes.set_title(title, fontsize=10)
     figure.supxlabel(f"mean |rank error| / n at n = {n}  (smaller is better)", fontsize=9)
     figure.supylabel("optimisation score: Spearman after 30 steps  (larger is better)", fontsize=9)
     return figure
 
 
-def _panel(axes: Axes, points: Sequence[Point], kind: str, n: int) -> None:
-    shown = {id(point): point.figures[kind, n] for point in points}
+def _panel(axes: Axes, points: Sequence[Point], distribution: str, n: int) -> None:
+    shown = {id(point): point.measures[distribution, n] for point in points}
     smallest = min((f.error for f in shown.values() if f.error > EXACT), default=EXACT)
     # error 0 has no place on a logarithmic axis
     columns = {"straight-through laplace": smallest / 9, "blackbox": smallest / 4.5}
@@ -356,8 +358,8 @@ smaller the error of a learned sorter is than that of a handcrafted function wit
   and the interquartile range of N(0, 1) (`sodeep.evaluation.scale_by_quartiles`).
 * **cosine**: cosine similarity of the loss' gradient with that of the exact loss smoothed by noise of 0.1 standard
   deviations. That noise has one scale for the whole list, so on multi-scale lists it favours functions with one tau.
-* **ordinary** lists are the 2019 mixture for the error, N(0, 1) for the other figures. **multi-scale** is the mean over
-  {", ".join(MULTI_SCALE[:-1])} and {MULTI_SCALE[-1]} lists, whose gaps are of very different sizes.
+* **ordinary** lists are the 2019 mixture for the error, N(0, 1) for the other measures. **multi-scale** is the mean
+  over {", ".join(MULTI_SCALE[:-1])} and {MULTI_SCALE[-1]} lists, whose gaps are of very different sizes.
 * tau is in standard deviations of each list. blackbox and torchsort get each list divided by its standard deviation;
   the lam of blackbox is in units of n²; its default is that of `blackbox_rank`.
 
@@ -371,24 +373,24 @@ The best of `laplace_rank` and `sigmoid_rank` at any one tau (interpolated betwe
 optimisation score after 30 steps, and with the same error. *ratio* is the error of the sorter over that of the
 handcrafted rank at equal score: below 1 the sorter is better.
 
-{_rivals(points, sizes)}
+{_comparison(points, sizes)}
 """
 
 
 def _sentences(points: Sequence[Point], n: int) -> str:
-    sorters = [point for point in points if point.family == "sorter" and (MIXED, n) in point.figures]
+    sorters = [point for point in points if point.family == "sorter" and (MIXED, n) in point.measures]
     bullets = [_sentence(points, sorter, n) for sorter in sorters]
     default = next(p for p in points if p.family == "laplace" and p.setting == "std/6.8")
     growth = [
-        f"{p.figures[MIXED, n].error / p.figures[ORDINARY, n].error:.1f} for {name}"
+        f"{p.measures[MIXED, n].error / p.measures[ORDINARY, n].error:.1f} for {name}"
         for name, p in [("`laplace_rank`", default), *((f"**{p.setting}**", p) for p in sorters)]
     ]
     bullets.append(f"From ordinary to multi-scale lists the error grows by a factor of {', '.join(growth)}.")
     laplace, through = ([p for p in points if p.family == f] for f in ("laplace", "straight-through laplace"))
     apart = max(
-        abs(a.figures[kind, n].score_30 - b.figures[kind, n].score_30)
+        abs(a.measures[distribution, n].score_30 - b.measures[distribution, n].score_30)
         for a, b in zip(laplace, through, strict=True)
-        for kind in (ORDINARY, MIXED)
+        for distribution in (ORDINARY, MIXED)
     )
     bullets.append(
         "`straight_through(laplace_rank)` has exact values, the gradient of `laplace_rank`, and an optimisation score "
@@ -399,64 +401,57 @@ def _sentences(points: Sequence[Point], n: int) -> str:
 
 
 def _sentence(points: Sequence[Point], sorter: Point, n: int) -> str:
-    def ratio(kind: str) -> str:
-        own = sorter.figures[kind, n]
-        rival = at_equal_score(points, kind, n, own.score_30)
-        return "undefined (none has that score)" if rival is None else f"{own.error / rival.figures.error:.2f}"
+    def ratio(distribution: str) -> str:
+        measured = sorter.measures[distribution, n]
+        rank = at_equal_score(points, distribution, n, measured.score_30)
+        return "undefined (none has that score)" if rank is None else f"{measured.error / rank.measures.error:.2f}"
 
-    each = ", ".join(f"{kind} {ratio(kind)}" for kind in MULTI_SCALE)
+    each = ", ".join(f"{distribution} {ratio(distribution)}" for distribution in MULTI_SCALE)
     return (
         f"**{sorter.setting}**, n = {n}: the ratio of its error to that of the best handcrafted rank of equal score is "
         f"{ratio(ORDINARY)} on ordinary lists and {ratio(MIXED)} on multi-scale lists ({each})."
     )
 
 
-def _rivals(points: Sequence[Point], sizes: Sequence[Size]) -> str:
+def _comparison(points: Sequence[Point], sizes: Sequence[Size]) -> str:
     scores = ["score 30", "score 100"]
     head = ["sorter", "n", "lists", "error", *scores, "at equal score", "error", "ratio", "at equal error", *scores]
     rows = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for point in points:
         for size in sizes if point.family == "sorter" else ():
-            for kind in (ORDINARY, MIXED, *MULTI_SCALE):
-                own = point.figures.get((kind, size.n))
-                if own is None:
+            for distribution in (ORDINARY, MIXED, *MULTI_SCALE):
+                measured = point.measures.get((distribution, size.n))
+                if measured is None:
                     continue
-                as_good = at_equal_score(points, kind, size.n, own.score_30)
-                as_near = at_equal_error(points, kind, size.n, own.error)
-                cells = [point.setting, f"{size.n:,}", kind, *_decimals(own)[:3]]
+                as_good = at_equal_score(points, distribution, size.n, measured.score_30)
+                as_near = at_equal_error(points, distribution, size.n, measured.error)
+                cells = [point.setting, f"{size.n:,}", distribution, *_decimals(measured)[:3]]
                 if as_good is None:
                     cells += ["none", "", ""]
                 else:
-                    error = as_good.figures.error
-                    cells += [as_good.name, f"{error:.4f}", f"{own.error / error:.2f}"]
-                cells += ["none", "", ""] if as_near is None else [as_near.name, *_decimals(as_near.figures)[1:3]]
+                    error = as_good.measures.error
+                    cells += [as_good.name, f"{error:.4f}", f"{measured.error / error:.2f}"]
+                cells += ["none", "", ""] if as_near is None else [as_near.name, *_decimals(as_near.measures)[1:3]]
                 rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
 def table(points: Sequence[Point], sizes: Sequence[Size]) -> str:
-    """pareto_front.csv: a row for each function, setting, length and kind of list."""
+    """pareto_front.csv: a row for each function, setting, length and distribution."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["n", "lists", "function", "setting", *Figures._fields])
+    writer.writerow(["n", "lists", "function", "setting", *Measures._fields])
     for size in sizes:
-        for kind in (ORDINARY, MIXED):
+        for distribution in (ORDINARY, MIXED):
             for point in points:
-                if (kind, size.n) in point.figures:
-                    row = _decimals(point.figures[kind, size.n])
-                    writer.writerow([size.n, kind, point.family, point.setting, *row])
+                if (distribution, size.n) in point.measures:
+                    row = _decimals(point.measures[distribution, size.n])
+                    writer.writerow([size.n, distribution, point.family, point.setting, *row])
     return file.getvalue()
 
 
-def _decimals(figures: Figures) -> list[str]:
-    return [f"{figures.error:.4f}", *(f"{value:.3f}" for value in figures[1:])]
-
-
-def machine() -> str:
-    """In words."""
-    info = Path("/proc/cpuinfo")
-    names = [line.split(": ")[1] for line in info.read_text().splitlines() if line.startswith("model name")]
-    return f"{len(names)} cores of {names[0]}" if names else platform.processor()
+def _decimals(measures: Measures) -> list[str]:
+    return [f"{measures.error:.4f}", *(f"{value:.3f}" for value in measures[1:])]
 
 
 @click.command(help=__doc__)
@@ -469,7 +464,7 @@ def main(files: Sequence[Path], out: Path) -> None:
     command = shlex.join(["scripts/draw_pareto_front.py", *map(str, files)])
     minutes = time.process_time() / 60
     made = (
-        f"Made by `{command}` in {minutes:.1f} min of processor time on {machine()}, 1 thread, "
+        f"Made by `{command}` in {minutes:.1f} min of processor time on {cpu()}, 1 thread, "
         f"torch {torch.__version__}, {datetime.date.today()}."
     )
     out.mkdir(exist_ok=True)

@@ -3,10 +3,10 @@
 
     scripts/fuzz_files.py --files 10000 --seed 0        # ten minutes or so on one core
 
-Files of every kind that sodeep reads are flipped bit by bit, cut, filled in, swapped with others, given huge numbers,
-or made to ask for much. A reader must give its data or a ValueError or OSError that names the file, within five seconds
-of computing, in no more than 200 MiB beyond the file; nothing in a file may run. Readers are forked, so that a crash, a
-hang or too much memory is counted and not suffered. Linux only.
+Files of every format that sodeep reads are flipped bit by bit, cut, filled in, swapped with others, given huge numbers,
+or made to need much memory. A reader must give its data or a ValueError or OSError that names the file, within five
+seconds of computing, in no more than 200 MiB beyond the file; nothing in a file may run. Readers are forked, so that a
+crash, a hang or too much memory is counted and does not end the script. Linux only.
 """
 
 import argparse
@@ -151,7 +151,7 @@ def read_data(known: Mapping[str, Layout], file: bool = False) -> Read:
     return read
 
 
-def picture(path: Path, mode: str = "RGB") -> Path:
+def image_file(path: Path, mode: str = "RGB") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
     Image.fromarray(rng.integers(0, 255, (9, 7, 3), dtype=np.uint8)).convert(mode).save(path)
@@ -162,7 +162,7 @@ def class_folders(suffix: str) -> Write:
     def write(folder: Path) -> Path:
         for name in "abcd":
             for i in range(2):
-                path = picture(folder / name / f"{i}.{suffix}")
+                path = image_file(folder / name / f"{i}.{suffix}")
         return path
 
     return write
@@ -172,7 +172,7 @@ def cub(which: str) -> Write:
     def write(folder: Path) -> Path:
         names = [f"{c}.bird/{c}_{i}.jpg" for c in range(1, 5) for i in range(2)]
         for name in names:
-            picture(folder / "images" / name)
+            image_file(folder / "images" / name)
         (folder / "images.txt").write_text("".join(f"{i} {n}\n" for i, n in enumerate(names, 1)))
         (folder / "image_class_labels.txt").write_text("".join(f"{i + 1} {i // 2 + 1}\n" for i in range(8)))
         (folder / "classes.txt").write_text("".join(f"{c} {c}.bird\n" for c in range(1, 5)))
@@ -186,7 +186,7 @@ def products(folder: Path) -> Path:
         lines = ["image_id class_id super_class_id path"]
         for label in (first, first + 1):
             for i in range(2):
-                picture(folder / "chair_final" / f"{label}_{i}.jpg")
+                image_file(folder / "chair_final" / f"{label}_{i}.jpg")
                 lines.append(f"{2 * label + i} {label} 1 chair_final/{label}_{i}.jpg")
         (folder / f"Ebay_{part}.txt").write_text("\n".join(lines) + "\n")
     return folder / "Ebay_train.txt"
@@ -198,7 +198,7 @@ def in_shop(folder: Path) -> Path:
     for i, (item, part) in enumerate(
         [(1, "train"), (1, "train"), (2, "train"), (2, "train"), (3, "query"), (3, "gallery")]
     ):
-        picture(folder / "img" / f"{i}.jpg")
+        image_file(folder / "img" / f"{i}.jpg")
         lines.append(f"img/{i}.jpg id_{item:08} {part}")
     (folder / "Eval/list_eval_partition.txt").write_text("\n".join(lines) + "\n")
     return folder / "Eval/list_eval_partition.txt"
@@ -207,7 +207,7 @@ def in_shop(folder: Path) -> Path:
 def karpathy(folder: Path) -> Path:
     images = []
     for i, split in enumerate(["train", "restval", "val", "test"]):
-        picture(folder / "val2014" / f"{i}.jpg")
+        image_file(folder / "val2014" / f"{i}.jpg")
         sentences = [{"raw": f"a red dog {j} in {i}"} for j in range(5)]
         images.append({"filepath": "val2014", "filename": f"{i}.jpg", "split": split, "sentences": sentences})
     (folder / "dataset_coco.json").write_text(json.dumps({"images": images}))
@@ -243,7 +243,7 @@ def voc(which: str) -> Write:
                 lines = "".join(f"{image} {flag:>2}\n" for image, flag in zip(images, (1, -1, 0), strict=True))
                 (folder / f"ImageSets/Main/{name}_{split}.txt").write_text(lines)
             for image in images:
-                picture(folder / "JPEGImages" / f"{image}.jpg")
+                image_file(folder / "JPEGImages" / f"{image}.jpg")
                 entry = "<object><name>cat</name><difficult>0</difficult></object>"
                 (folder / f"Annotations/{image}.xml").write_text(f"<annotation>{entry}</annotation>")
         return folder / which
@@ -307,7 +307,7 @@ def touching(folder: Path) -> bytes:
 
 
 def pickles(rng: random.Random, folder: Path) -> bytes:
-    """Streams that ask for much, or to run something."""
+    """Streams that need much memory, or that run something."""
     n = rng.choice([300, 5_000, 100_000, 1_000_000])
     big = b"\x96" + struct.pack("<Q", n) + bytes(n)
     text = b"X" + struct.pack("<I", n) + b"a" * n
@@ -397,7 +397,7 @@ def hostile_safetensors(key: str) -> Hostile:
             "dtype": lambda: tensors.update({rng.choice(list(tensors)): torch.zeros(2, dtype=torch.int8)}),
             "nan": lambda: [t.fill_(torch.nan) for t in tensors.values() if t.is_floating_point()],
         }
-        if key == "sodeep_run":  # the config of a sound state is the user's own: what it asks for is what they get
+        if key == "sodeep_run":  # the config of a sound state is the user's own: it may be as large as they like
             del options["config"]
         if rng.random() < 0.2:
             text = b"[" * min(n, 10**7) if rng.random() < 0.5 else b'{"a":' + b"[]," * min(n, 10**6) + b"1}"
@@ -500,7 +500,7 @@ def hostile_xml(rng: random.Random, folder: Path, good: bytes) -> bytes:
     )
 
 
-def hostile_picture(rng: random.Random, folder: Path, good: bytes) -> bytes:
+def hostile_image(rng: random.Random, folder: Path, good: bytes) -> bytes:
     size = rng.choice([10, 20_000, 2**31 - 1])
     header = b"\x89PNG\r\n\x1a\n" + b"\x00\x00\x00\rIHDR" + struct.pack(">II", size, size) + b"\x08\x02\x00\x00\x00"
     return rng.choice(
@@ -518,27 +518,27 @@ def hostile_picture(rng: random.Random, folder: Path, good: bytes) -> bytes:
 def damaged(rng: random.Random, good: bytes, others: Sequence[bytes]) -> bytes:
     """`good` flipped, cut, filled in, overwritten or swapped."""
     data = bytearray(good)
-    kind = rng.choice(["flip", "flip", "cut", "insert", "remove", "overwrite", "swap", "repeat", "number", "zero"])
+    damage = rng.choice(["flip", "flip", "cut", "insert", "remove", "overwrite", "swap", "repeat", "number", "zero"])
     start = rng.randrange(len(data))
     end = min(len(data), start + rng.choice([1, 4, 8, 64, 1000]))
     noise = bytes(rng.getrandbits(8) for _ in range(end - start))
-    if kind == "flip":
+    if damage == "flip":
         for _ in range(rng.choice([1, 1, 2, 8])):
             data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-    elif kind == "cut":
+    elif damage == "cut":
         del data[start:]
-    elif kind == "insert":
+    elif damage == "insert":
         data[start:start] = noise
-    elif kind == "remove":
+    elif damage == "remove":
         del data[start:end]
-    elif kind == "overwrite":
+    elif damage == "overwrite":
         data[start:end] = noise
-    elif kind == "swap":
+    elif damage == "swap":
         other = rng.choice(others)
         data[:start] = other[: rng.choice([8, 64, len(other)])]
-    elif kind == "repeat":
+    elif damage == "repeat":
         data[start:start] = data[start:end] * rng.choice([1, 2, 50])
-    elif kind == "zero":
+    elif damage == "zero":
         data[start:end] = bytes(end - start)
     else:
         numbers = list(re.finditer(rb"\d+", data))
@@ -550,8 +550,8 @@ def damaged(rng: random.Random, good: bytes, others: Sequence[bytes]) -> bytes:
     return bytes(data)
 
 
-# name: (writes good files and says which is damaged, reads it, makes hostile ones)
-KINDS: dict[str, tuple[Write, Read, Hostile]] = {
+# name: (writes good files and returns the one to damage, reads it, makes hostile ones)
+FORMATS: dict[str, tuple[Write, Read, Hostile]] = {
     "sorter": (sorter_file, lambda path, folder: sodeep.load_sorter(path), hostile_safetensors("sodeep")),
     "sorter header": (
         sorter_file,
@@ -586,7 +586,7 @@ KINDS: dict[str, tuple[Write, Read, Hostile]] = {
         )
     },
     **{
-        f"pictures {suffix}": (class_folders(suffix), read_data(retrieval.RETRIEVAL), hostile_picture)
+        f"images {suffix}": (class_folders(suffix), read_data(retrieval.RETRIEVAL), hostile_image)
         for suffix in ("png", "jpg", "tif", "gif", "webp", "bmp")
     },
     **{
@@ -635,7 +635,7 @@ def memory(field: str) -> int:
 
 
 def try_file(read: Read, path: Path, folder: Path) -> str:
-    """What a reader makes of a file: "" if it is as it should be."""
+    """The fault of a reader on a file: "" if there is none."""
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = memory("VmHWM")
     fault = ""
@@ -658,31 +658,31 @@ def try_file(read: Read, path: Path, folder: Path) -> str:
     return fault.replace("\n", " ")[:300]
 
 
-def make(kind: str, number: int, seed: int, temporary: str, goods: Mapping[str, bytes]) -> tuple[Path, Path]:
+def make(name: str, number: int, seed: int, temporary: str, goods: Mapping[str, bytes]) -> tuple[Path, Path]:
     """The damaged file of this number: its path and folder."""
-    rng = random.Random(f"{seed} {kind} {number}")
-    write, _, hostile = KINDS[kind]
+    rng = random.Random(f"{seed} {name} {number}")
+    write, _, hostile = FORMATS[name]
     folder = Path(tempfile.mkdtemp(dir=temporary))
     path = write(folder)
-    good = goods[kind]
+    good = goods[name]
     data = hostile(rng, folder, good) if rng.random() < 0.3 else damaged(rng, good, list(goods.values()))
     path.write_bytes(data)
     return path, folder
 
 
 def work(
-    kind: str, numbers: Sequence[int], seed: int, temporary: str, goods: Mapping[str, bytes], pipe: TextIO
+    name: str, numbers: Sequence[int], seed: int, temporary: str, goods: Mapping[str, bytes], pipe: TextIO
 ) -> None:
-    """In a child: try the files of these numbers, and tell of each before and after."""
+    """In a child: try the files of these numbers, and report each before and after."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     size = memory("VmSize")
     for number in numbers:
-        path, folder = make(kind, number, seed, temporary, goods)
+        path, folder = make(name, number, seed, temporary, goods)
         pipe.write(f"{number}\n")
         pipe.flush()
         resource.setrlimit(resource.RLIMIT_AS, (size + 4 * 2**30, resource.RLIM_INFINITY))
-        fault = try_file(KINDS[kind][1], path, folder)
+        fault = try_file(FORMATS[name][1], path, folder)
         pipe.write(f"{number} {fault}\n")
         pipe.flush()
         for entry in sorted(folder.rglob("*"), reverse=True):
@@ -691,7 +691,7 @@ def work(
 
 
 def results(
-    kind: str, numbers: Iterable[int], seed: int, temporary: str, goods: Mapping[str, bytes]
+    name: str, numbers: Iterable[int], seed: int, temporary: str, goods: Mapping[str, bytes]
 ) -> Iterator[tuple[int, str]]:
     """(number, fault) of each file; a child that dies or hangs is followed by another."""
     left = list(numbers)
@@ -702,7 +702,7 @@ def results(
             os.close(read_end)
             try:
                 with os.fdopen(write_end, "w") as pipe:
-                    work(kind, left, seed, temporary, goods, pipe)
+                    work(name, left, seed, temporary, goods, pipe)
                 os._exit(0)
             except BaseException:
                 traceback.print_exc()
@@ -732,33 +732,33 @@ def results(
             hung = status in (-signal.SIGVTALRM, -signal.SIGKILL)
             yield begun, f"hang: more than {SECONDS} s" if hung else f"crash: ended with {status}"
         elif status:
-            raise click.ClickException(f"The files of {kind} could not be made (see above).")
+            raise click.ClickException(f"The files of {name} could not be made (see above).")
 
 
 @click.command()
 @click.option("--files", default=10_000, show_default=True, type=click.IntRange(1))
 @click.option("--seed", default=0, show_default=True)
-@click.option("--kind", "kinds", multiple=True, type=click.Choice(list(KINDS)), help="Repeatable.  [default: all]")
-def main(files: int, seed: int, kinds: tuple[str, ...]) -> None:
-    """Try FILES damaged files, as many of each kind."""
+@click.option("--format", "names", multiple=True, type=click.Choice(list(FORMATS)), help="Repeatable.  [default: all]")
+def main(files: int, seed: int, names: tuple[str, ...]) -> None:
+    """Try FILES damaged files, as many of each format."""
     torch.set_num_threads(1)
-    chosen = list(kinds or KINDS)
+    chosen = list(names or FORMATS)
     faults = 0
     with tempfile.TemporaryDirectory() as temporary:
         goods = {}
-        for kind in KINDS:
+        for name in FORMATS:
             folder = Path(tempfile.mkdtemp(dir=temporary))
-            path = KINDS[kind][0](folder)
-            goods[kind] = path.read_bytes()
-            KINDS[kind][1](path, folder)  # a good one is read; and what is imported on the way, here
-        for place, kind in enumerate(chosen):
+            path = FORMATS[name][0](folder)
+            goods[name] = path.read_bytes()
+            FORMATS[name][1](path, folder)  # a good one is read; and what is imported on the way, here
+        for place, name in enumerate(chosen):
             numbers = range(place, files, len(chosen))
-            found = [(number, fault) for number, fault in results(kind, numbers, seed, temporary, goods) if fault]
-            faults += len(found)
-            click.echo(f"{kind:<40}{len(numbers):>6} files {len(found):>5} faults")
-            seen = collections.Counter(fault[:60] for _, fault in found)
-            for number, fault in found:
-                if seen.pop(fault[:60], None):
+            faulty = [(number, fault) for number, fault in results(name, numbers, seed, temporary, goods) if fault]
+            faults += len(faulty)
+            click.echo(f"{name:<40}{len(numbers):>6} files {len(faulty):>5} faults")
+            first = collections.Counter(fault[:60] for _, fault in faulty)
+            for number, fault in faulty:
+                if first.pop(fault[:60], None):
                     click.echo(f"    file {number}: {fault}")
     click.echo(f"{files} files, {faults} faults")
     sys.exit(bool(faults))

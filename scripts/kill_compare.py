@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Kill comparisons at random moments, and hold what they end with against one that was left alone.
+"""Kill comparisons at random moments, and compare what they end with to one that was left alone.
 
     scripts/kill_compare.py --kills 100 --seed 0   # some minutes on one core
 
@@ -61,7 +61,7 @@ def start(kill_at: int | None = None, kill_after: float | None = None) -> bool:
 
 
 def _command(kill_at: int | None) -> int:
-    """Of the child."""
+    """Run the command in the child; its exit status."""
     from sodeep.cli.group import main
     from sodeep.comparison import schedule, train
 
@@ -95,16 +95,16 @@ def _above(path: str | os.PathLike[str]) -> list[Path]:
 
 def contents() -> dict[str, Any]:
     """File -> what is in it, of the folder of the comparison."""
-    found: dict[str, Any] = {}
+    files: dict[str, Any] = {}
     for path in sorted(OUT.rglob("*")):
         if path.is_dir():
-            found[str(path)] = None
+            files[str(path)] = None
         elif "tfevents" in path.name:
             name = str(path.parent / "events")  # with time and process in it
-            found[name] = [*found.get(name, []), list(_logged(path))]
+            files[name] = [*files.get(name, []), list(_logged(path))]
         else:
-            found[str(path)] = path.read_bytes()
-    return found
+            files[str(path)] = path.read_bytes()
+    return files
 
 
 def _logged(path: Path) -> Iterator[bytes]:
@@ -116,11 +116,11 @@ def _logged(path: Path) -> Iterator[bytes]:
         yield event.SerializeToString(deterministic=True)
 
 
-def differences(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
-    """What is wrong with a folder, in words."""
-    wrong = [f"{name} is left over" for name in found.keys() - wanted.keys()]
-    wrong += [f"{name} is missing" for name in wanted.keys() - found.keys()]
-    wrong += [f"{name} differs" for name in found.keys() & wanted.keys() if found[name] != wanted[name]]
+def differences(actual: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+    """The differences of a folder from the expected one, in words."""
+    wrong = [f"{name} is left over" for name in actual.keys() - expected.keys()]
+    wrong += [f"{name} is missing" for name in expected.keys() - actual.keys()]
+    wrong += [f"{name} differs" for name in actual.keys() & expected.keys() if actual[name] != expected[name]]
     return sorted(wrong)
 
 
@@ -138,7 +138,7 @@ def main(kills: int, seed: int, files_only: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         start()
-        seconds, events, wanted = time.monotonic() - begun, int(Path("events").read_text()), contents()
+        seconds, events, expected = time.monotonic() - begun, int(Path("events").read_text()), contents()
         shutil.rmtree(OUT)
         while killed < kills or OUT.exists():
             moment: dict[str, Any] = {}
@@ -146,7 +146,7 @@ def main(kills: int, seed: int, files_only: bool) -> None:
                 by_time = killed % 2 == 1 and not files_only
                 moment = {"kill_after": draw.uniform(0, seconds)} if by_time else {"kill_at": draw.randint(1, events)}
             if start(**moment):
-                wrong += [f"comparison {ended}: {difference}" for difference in differences(contents(), wanted)]
+                wrong += [f"comparison {ended}: {difference}" for difference in differences(contents(), expected)]
                 ended += 1
                 shutil.rmtree(OUT)
             else:

@@ -106,7 +106,7 @@ def outcome(folder: Path) -> tuple[bytes, dict[str, list[tuple[int, Any]]], list
 def main(kills: int, seed: int) -> None:
     """Kill training KILLS times, and compare what it ends up with."""
     torch.set_num_threads(1)
-    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it tells of every purge
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it reports every purge
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as temporary:
         whole = Path(temporary) / "whole"
@@ -128,7 +128,7 @@ def main(kills: int, seed: int) -> None:
                 litter += any(name.endswith(".tmp") for name in os.listdir(folder))
             train(folder)
             names = ("weights", "log", "files")
-            different = [n for n, found, right in zip(names, outcome(folder), expected, strict=True) if found != right]
+            different = [n for n, got, right in zip(names, outcome(folder), expected, strict=True) if got != right]
             faults += [f"run {runs}: {name} differ" for name in different]
         click.echo(
             f"{done} kills of {runs} runs, {litter} of which left a temporary file: {len(faults)} differences from a "

@@ -14,13 +14,13 @@ whole script with a hundredth of the steps (into --out, not pretrained/).
 import dataclasses
 import datetime
 import json
-import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
+from _machine import cpu
 
 import sodeep
 from sodeep import evaluation
@@ -42,11 +42,7 @@ HALF = ("lstm", "cnn")
 
 def machine(device: str) -> str:
     """In words, for the card."""
-    if torch.device(device).type == "cuda":
-        return torch.cuda.get_device_name()
-    with open("/proc/cpuinfo") as file:
-        names = [line.split(":")[1].strip() for line in file if line.startswith("model name")]
-    return f"{len(names)} cores of {names[0]}" if names else platform.processor()
+    return torch.cuda.get_device_name() if torch.device(device).type == "cuda" else cpu()
 
 
 def made(name: str, seconds: float, device: str) -> dict[str, Any]:
@@ -72,7 +68,7 @@ def measure(name: str, path: Path) -> dict[str, Any]:
         "weights": sum(p.numel() for p in sorter.parameters()),
         "bytes": path.stat().st_size,
         "n": n,
-        "measured": f"one thread of {machine('cpu')}, torch {torch.__version__}, {datetime.date.today()}",
+        "measured": f"one thread of {cpu()}, torch {torch.__version__}, {datetime.date.today()}",
         "training": {k: v for k, v in sorter.trained.items() if k != "errors"},
         "results": [r.to_dict() for r in results],
     }
@@ -129,12 +125,13 @@ def origin_row(name: str, card: Mapping[str, Any]) -> list[str]:
 def readme(cards: Mapping[str, dict[str, Any]]) -> str:
     """pretrained/README.md from the cards."""
     results = [[evaluation.RankFunctionReport.from_dict(r) for r in card["results"]] for card in cards.values()]
-    sorters = [own for own, *_ in results]
+    sorters = [sorter for sorter, *_ in results]
     # every card has the same handcrafted rank functions; those measured at the most lengths are shown
     baselines = max((others for _, *others in results), key=lambda others: len(others[-1].errors))
     lengths = sorted({n for r in (*sorters, *baselines) for n in r.errors})
-    as_good = {rival.name for rival in map(evaluation.comparable_rank, results) if rival}
-    rivals = [r for r in baselines if r.name in {f"laplace std/{6.8:g}", *as_good}]
+    comparable = [evaluation.comparable_rank(sorter, others) for sorter, *others in results]
+    shown = {f"laplace std/{6.8:g}", *(r.name for r in comparable if r)}
+    handcrafted = [r for r in baselines if r.name in shown]
     scores = [f"score {steps}" for steps in sorters[0].optimization_score]
     head = [*(f"n = {n:,}" for n in lengths), *scores, "cosine", "inverted", "zero", "not finite", "ms"]
     origin = ["file", "length", "weights", "KiB", "steps", "seed", "made by", "in", "on"]
@@ -175,7 +172,7 @@ default.
 Mean |rank error| / n at n = 100; lists marked * are multi-scale. The handcrafted rank functions are the default, and
 for each sorter the one of smallest error among those whose optimisation score is at least as high.
 
-{table(["distribution", *(r.name for r in (*sorters, *rivals))], by_distribution([*sorters, *rivals]))}
+{table(["distribution", *(r.name for r in (*sorters, *handcrafted))], by_distribution([*sorters, *handcrafted]))}
 """
 
 

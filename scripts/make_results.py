@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The comparisons that docs/results.md quotes: run them, or go on, and put their figures into docs/results/.
+"""The comparisons that docs/results.md quotes: run them, or go on, and put their reports into docs/results/.
 
     scripts/make_results.py                                            # what there is, with its commands
     scripts/make_results.py sentences omniglot --data-root DIR --jobs 2
@@ -7,12 +7,11 @@
     scripts/make_results.py toy --trial                                # tries the script: two seeds, one epoch
 
 A comparison is one `sodeep compare` command and keeps its runs in runs/results/NAME, with its full report: the same
-command again goes on where it was stopped. NAME.md, NAME.json and two small pictures are copied. No real data are.
+command again goes on where it was stopped. NAME.md, NAME.json and two small figures are copied. No real data are.
 """
 
 import datetime
 import json
-import platform
 import shlex
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from typing import Any
 
 import click
 import numpy as np
+from _machine import cpu
 
 from sodeep.comparison.losses_by_name import loss_by_name
 from sodeep.comparison.read import read_comparison
@@ -32,7 +32,7 @@ DATA = {
     "sentence_memorability": "sentence_memorability_data.csv, github.com/thomashikaru/sentence_memorability_share",
     "omniglot_small": "images_background_small1.zip and _small2.zip, github.com/brendenlake/omniglot",
     "clothing_small_64px": "an .npz of jpeg, offset and label: photos of ten kinds of clothing",
-    "emoji": "emoji.npz and emoji.tsv, from npm emoji-datasource (pictures) and emojibase-data (names, keywords)",
+    "emoji": "emoji.npz and emoji.tsv, from npm emoji-datasource (images) and emojibase-data (names, keywords)",
     "goemotions": "labels.txt and three .tsv, github.com/google-research/google-research/tree/master/goemotions",
 }
 """Folders under the data root, and what is in them."""
@@ -60,7 +60,7 @@ RESULTS = {
     "emoji": {"": "cross-modal --data $SODEEP_DATA/emoji --epochs 15 --seeds 5"},
     "goemotions": {"": f"multi-label --data $SODEEP_DATA/goemotions --epochs 3 --seeds 5 {LABELS}"},
     "toy": {"": "toy --seeds 10"},
-    # as many passes over the data, so fewer steps the larger the batch (Wang et al. 2019, supplement, tables 1 and 2)
+    # as many epochs, so fewer steps the larger the batch (Wang et al. 2019, supplement, tables 1 and 2)
     "batch-size": {
         f"{size}": "retrieval --data $SODEEP_DATA/omniglot_small --epochs 12 --seeds 3 --loss multi-similarity "
         f"--batch-size {size}"
@@ -73,18 +73,18 @@ RESULTS = {
         for score, plain in (("overlap", " --loss triplet-hard"), ("cider", ""), ("bleu", ""), ("rouge-l", ""))
     },
     # how much of the training split there is (the same)
-    "train-share": {
-        f"{share}": "cross-modal --data $SODEEP_DATA/emoji --epochs 15 --seeds 3 --loss triplet-hard "
-        f"--loss triplet-hard+asp --train-fraction {share / 100:g}"
-        for share in (40, 70, 100)
+    "train-fraction": {
+        f"{percent}": "cross-modal --data $SODEEP_DATA/emoji --epochs 15 --seeds 3 --loss triplet-hard "
+        f"--loss triplet-hard+asp --train-fraction {percent / 100:g}"
+        for percent in (40, 70, 100)
     },
     "contributing": {"": "scripts/count_contributing_pairs.py --data $SODEEP_DATA/emoji"},
 }
 """Name -> its comparisons: options of `sodeep compare`, one comparison or several that are set side by side."""
 
 
-PICTURES = {"of every seed": "seeds", "Average precision against its quantised form": "ap"}
-"""Those copied, by their title."""
+FIGURES = {"of every seed": "seeds", "Average precision against its quantised form": "ap"}
+"""Those copied: part of the title -> end of the file name."""
 
 
 def prepare_diabetes() -> None:
@@ -126,40 +126,27 @@ def check_data(name: str, root: Path | None) -> None:
             raise click.UsageError(f"{name} needs {place} with a folder {folder}: {DATA[folder]}.")
 
 
-def machine() -> str:
-    """In words."""
-    try:
-        told = Path("/proc/cpuinfo").read_text().splitlines()
-        names = [line.split(":")[1].strip() for line in told if line.startswith("model name")]
-    except OSError:
-        names = []
-    return f"{len(names)} cores of {names[0]}" if names else platform.processor() or platform.machine()
-
-
-# ---- one comparison --------------------------------------------------------------------------------------------------
-
-
-def figures(folder: Path, shown: str) -> dict[str, Any]:
-    """The figures of a comparison without its curves: means, differences, and the value of every seed."""
+def measurements(folder: Path, shown: str) -> dict[str, Any]:
+    """The measurements of a comparison without its curves: means, differences, and the value of every seed."""
     report = json.loads((folder / "report.json").read_text())
     made = json.loads((folder / "comparison.json").read_text())
-    (found,) = report["comparisons"]
+    (comparison,) = report["comparisons"]
     tested = read_comparison(folder).tested
-    for loss, of in found["losses"].items():
+    for loss, entry in comparison["losses"].items():
         runs = tested.get(loss, [])
-        for metric, cell in of["metrics"].items():
+        for metric, cell in entry["metrics"].items():
             cell["seeds"] = [run.metrics[metric] for run in runs if metric in run.metrics]
         aps = [correlation_of_ap(folder / run.details) for run in runs if run.details]
         if any(value is not None for value in aps):
-            of["correlation of AP and quantised AP"] = [value for value in aps if value is not None]
-    del found["runs"]
+            entry["correlation of AP and quantised AP"] = [value for value in aps if value is not None]
+    del comparison["runs"]
     when = datetime.date.fromtimestamp((folder / "runs.jsonl").stat().st_mtime)
     origin = {
-        "machine": machine(),
+        "machine": cpu(),
         "date": str(when),
         **{k: made[k] for k in ("epochs", "batch_size", "sodeep", "torch")},
     }
-    result: dict[str, Any] = rounded({"command": shown, **origin, **found})
+    result: dict[str, Any] = rounded({"command": shown, **origin, **comparison})
     return result
 
 
@@ -179,7 +166,7 @@ def rounded(value: Any) -> Any:
 
 
 def compared(name: str, command: str, root: Path | None, jobs: int | None, out: Path, runs: Path) -> dict[str, Any]:
-    """Run a comparison or go on with it, and copy what came out. Returns its figures."""
+    """Run a comparison or go on with it, and copy its report. Returns its measurements."""
     folder = runs / name
     words, arguments = arguments_of(command, root)
     shown = f"sodeep compare {' '.join(words)}"
@@ -188,34 +175,34 @@ def compared(name: str, command: str, root: Path | None, jobs: int | None, out: 
     done = subprocess.run([sys.executable, "-m", "sodeep", *ran], cwd=ROOT)
     if done.returncode:
         raise click.exceptions.Exit(done.returncode)
-    found = figures(folder, shown)
-    (out / f"{name}.json").write_text(json.dumps(found, separators=(",", ":")) + "\n")
+    measured = measurements(folder, shown)
+    (out / f"{name}.json").write_text(json.dumps(measured, separators=(",", ":")) + "\n")
     text = (folder / "report.md").read_text().replace(f"sodeep {shlex.join(ran)}", shown)
-    text = text.replace("Figures: report.html.\n", f"Run on {found['machine']}, {found['date']}.\n")
-    for picture in draw_figures(read_comparison(folder))[0]:
-        kind = next((kind for title, kind in PICTURES.items() if title in picture.title), None)
-        if kind is not None:
-            file = out / f"{name}-{kind}.png"
-            picture.figure.savefig(file, dpi=80, metadata={"Software": None})
-            text += f"\n![{picture.title}]({file.name})\n\n{picture.caption}\n"
+    text = text.replace("Figures: report.html.\n", f"Run on {measured['machine']}, {measured['date']}.\n")
+    for drawn in draw_figures(read_comparison(folder))[0]:
+        end = next((end for title, end in FIGURES.items() if title in drawn.title), None)
+        if end is not None:
+            file = out / f"{name}-{end}.png"
+            drawn.figure.savefig(file, dpi=80, metadata={"Software": None})
+            text += f"\n![{drawn.title}]({file.name})\n\n{drawn.caption}\n"
     (out / f"{name}.md").write_text(text)
-    return found
+    return measured
 
 
-def side_by_side(name: str, found: Mapping[str, dict[str, Any]]) -> str:
+def side_by_side(name: str, measured: Mapping[str, dict[str, Any]]) -> str:
     """One table of several comparisons, a line for each loss of each."""
-    metrics = next(iter(found.values()))["higher_is_better"]
+    metrics = next(iter(measured.values()))["higher_is_better"]
     lines = [
         f"# {name}: side by side",
         "",
         "Mean ± standard deviation over the seeds, on the test split. One comparison each, with its own table:",
-        ", ".join(f"[{key}]({name}-{key}.md)" for key in found) + ".",
+        ", ".join(f"[{key}]({name}-{key}.md)" for key in measured) + ".",
         "",
         f"| {name} | loss | seeds | " + " | ".join(f"{m} {'↑' if up else '↓'}" for m, up in metrics.items()) + " |",
         "|---|---|---:|" + "---:|" * len(metrics),
     ]
-    for key, of in found.items():
-        for loss, entry in of["losses"].items():
+    for key, comparison in measured.items():
+        for loss, entry in comparison["losses"].items():
             cells = [entry["metrics"].get(metric) for metric in metrics]
             seeds = max((cell["n"] for cell in cells if cell), default=0)
             lines.append(f"| {key} | {loss} | {seeds} | " + " | ".join(map(mean, cells)) + " |")
@@ -223,7 +210,7 @@ def side_by_side(name: str, found: Mapping[str, dict[str, Any]]) -> str:
 
 
 def mean(cell: dict[str, Any] | None) -> str:
-    """Of a cell of the table."""
+    """Mean ± standard deviation, as in a cell of the table."""
     if cell is None:
         return "-"
     return f"{cell['mean']:.3f}" + (f" ± {cell['sd']:.3f}" if cell["sd"] is not None else "")
@@ -272,12 +259,12 @@ def main(
             continue
         if name == "diabetes":
             prepare_diabetes()
-        found = {}
+        measured = {}
         for key, command in RESULTS[name].items():
             command += " --seeds 2 --epochs 1" * trial
-            found[key] = compared(f"{name}-{key}" if key else name, command, root, jobs, out, runs)
-        if len(found) > 1:
-            (out / f"{name}.md").write_text(side_by_side(name, found))
+            measured[key] = compared(f"{name}-{key}" if key else name, command, root, jobs, out, runs)
+        if len(measured) > 1:
+            (out / f"{name}.md").write_text(side_by_side(name, measured))
     click.echo(f"In {out}: {sum(file.stat().st_size for file in out.iterdir()) / 1e6:.2f} MB")
 
 

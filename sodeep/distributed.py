@@ -1,4 +1,4 @@
-"""The rows of all processes, brought together with their gradient."""
+"""Losses and metrics over several processes: gather their rows with gradient, and drop repeated items."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def gather(embeddings: Tensor) -> Tensor:
 def drop_repeats(indices: Tensor, *rows: Tensor) -> tuple[Tensor, ...]:
     """`rows` with every item of the data set once, in its order there; `indices` say which item a row is.
 
-    ``DistributedSampler`` repeats items until all processes have equally many. In a metric such a row finds its copy,
-    and counts twice. Let the data set give the index beside the item, gather both, and drop the repeats before the
-    metric is taken::
+    ``DistributedSampler`` repeats items until all processes have equally many. In a metric such a row retrieves its
+    copy, and counts twice. Let the data set give the index beside the item, gather both, and drop the repeats before
+    the metric is taken::
 
         embeddings, labels = drop_repeats(gather(indices), gather(embeddings), gather(labels))
         scores, relevant = pairwise_scores(embeddings, labels)
@@ -91,10 +91,10 @@ def drop_repeats(indices: Tensor, *rows: Tensor) -> tuple[Tensor, ...]:
             raise TypeError(f"`rows` must be tensors, got {type(x).__name__}.")
         if x.ndim == 0 or len(x) != n:
             raise ValueError(f"`rows` must have {n} rows, one for each index, got shape {tuple(x.shape)}.")
-    kind = torch.unique(indices.long(), return_inverse=True)[1]
+    item = torch.unique(indices.long(), return_inverse=True)[1]
     places = torch.arange(n, device=indices.device)
-    size = int(kind.max()) + 1 if n else 0
-    first = places.new_full((size,), n).scatter_reduce(0, kind, places, "amin")
+    size = int(item.max()) + 1 if n else 0
+    first = places.new_full((size,), n).scatter_reduce(0, item, places, "amin")
     return tuple(x[first.to(x.device)] for x in rows)
 
 
@@ -119,7 +119,7 @@ def _rows_per_process(x: Tensor) -> list[int]:
 
 
 class _Gather(torch.autograd.Function):
-    """Forward: pad to the largest process, all_gather, cut the padding. Backward: all_reduce, keep one's own rows."""
+    """Forward: pad to the largest process, all_gather, cut the padding. Backward: all_reduce, take this rank's rows."""
 
     @staticmethod
     def forward(x: Tensor, counts: list[int]) -> Tensor:

@@ -1,9 +1,9 @@
-"""How good is a rank function: as an approximation of the ranks, and as a loss.
+"""Measures of a rank function: its accuracy, and its worth as a loss.
 
-A small rank error does not make a good loss (a step function has no error and no gradient), so both sides are measured:
+A small rank error does not make a good loss (a step function has no error and no gradient), so both are measured:
 
 * `rank_error` and `inversions`: how far the values are from the exact ranks;
-* `optimization_score`, `gradient_agreement` and `gradient_health`: what the gradient is worth.
+* `optimization_score`, `gradient_agreement` and `gradient_health`: how useful the gradient is.
 
 `evaluate` runs them all, on each distribution and each length, beside the handcrafted ranks.
 """
@@ -29,7 +29,7 @@ from sodeep.ranks import RankFunction, apply_rank_fn, exact_rank, laplace_rank, 
 LENGTHS = (10, 30, 100, 300, 1000, 10000)
 
 MULTI_SCALE = ("heavy-tailed", "clusters", "bimodal")
-"""Distributions whose lists have no single scale, where one sharpness for the whole list cannot be right."""
+"""Distributions of multi-scale lists, for which one sharpness for the whole list cannot be right."""
 
 TAUS = (0.5, 1 / 3.4, 1 / 6.8, 1 / 10, 1 / 20, 1 / 50)
 """Sharpness of the handcrafted ranks, in standard deviations of the list, from smooth to sharp."""
@@ -59,7 +59,7 @@ def rank_error(rank_fn: RankFunction, scores: Tensor) -> float:
         scores: (..., n), a batch of lists, for instance your own: the error that counts is the one on your scores.
 
     Returns:
-        The error as a share of the list's length: 0 is exact, 0.25 is what a constant achieves on a long list.
+        The error as a fraction of the list's length: 0 is exact, 0.25 is what a constant achieves on a long list.
 
     Example:
         >>> scores = torch.randn(64, 100, generator=torch.Generator().manual_seed(0))
@@ -75,7 +75,7 @@ def rank_error(rank_fn: RankFunction, scores: Tensor) -> float:
 
 
 def inversions(rank_fn: RankFunction, scores: Tensor) -> float:
-    """Share of the pairs of neighbours in the exact order whose higher score gets the worse rank (0 is monotone).
+    """Fraction of the pairs of neighbours in the exact order whose higher score gets the worse rank (0 is monotone).
 
     Tied neighbours do not count.
 
@@ -94,7 +94,7 @@ def inversions(rank_fn: RankFunction, scores: Tensor) -> float:
 
 
 def _rank_loss(rank_fn: RankFunction, scores: Tensor, target: Tensor) -> Tensor:
-    """Sum over the lists of the squared error of rank / n: what a Spearman loss descends."""
+    """Sum over the lists of the squared error of rank / n: what a Spearman loss minimises."""
     return ((apply_rank_fn(rank_fn, scores) - target) / scores.shape[-1]).square().mean(-1).sum()
 
 
@@ -108,27 +108,26 @@ def optimization_score(
     seed: int = 0,
     init: Tensor | None = None,
 ) -> dict[int, float]:
-    """What a rank function is worth as a loss: how fast free scores climb to a target order.
+    """What a rank function is worth as a loss: how close free scores come to a target order in a few steps.
 
-    Scores start from N(0, 1), or from `start`, and are moved by Adam on the squared error of rank / n against the exact
+    Scores start from N(0, 1), or from `init`, and are moved by Adam on the squared error of rank / n against the exact
     ranks of another N(0, 1) draw. The result is the exact Spearman correlation on the way.
 
     Args:
         rank_fn: scores (..., n) -> ranks (..., n), 1 = highest.
         n: length of the lists.
         steps: after how many steps to look.
-        lists: how many lists, each climbing by itself.
-        lr: learning rate of Adam, which is about how far a score moves in a step: `start` should have the scale that
-            it is meant for.
-        seed: of the start and the target.
-        init: (lists, n), where the scores start instead, on the scale that `lr` is meant for (see
-            `scale_by_quartiles`); `n` and `lists` are then read from it.
+        lists: how many lists, each optimised by itself.
+        lr: learning rate of Adam, which is about how far a score moves in a step.
+        seed: of the initial scores and the target.
+        init: (lists, n), initial scores instead, on the scale that `lr` is meant for (see `scale_by_quartiles`); `n`
+            and `lists` are then read from it.
 
     Returns:
-        ``{step: mean Spearman}``; 1 is best. The init is near 0.
+        ``{step: mean Spearman}``; 1 is best; before the first step it is near 0.
 
     Raises:
-        TypeError, ValueError: `start` is no float tensor (lists, n); other values out of range.
+        TypeError, ValueError: `init` is no float tensor (lists, n); other values out of range.
 
     Example:
         >>> result = optimization_score(laplace_rank, lists=16)
@@ -159,10 +158,10 @@ def optimization_score(
         if step in steps:
             check_finite(
                 scores.detach(),
-                name=f"scores after {step} steps of climb",
+                name=f"scores after {step} steps",
                 remedy="Lower lr, or look at the gradient of rank_fn.",
             )
-            # with a mask, which says that lists of two items are meant
+            # with a mask: without one, lists of two items give a warning
             real = torch.ones_like(goal, dtype=torch.bool)
             result[step] = float(spearman_corr(scores.detach(), goal, where=real).mean())
     return result
@@ -171,8 +170,8 @@ def optimization_score(
 def scale_by_quartiles(scores: Tensor) -> Tensor:
     """Each list shifted and scaled to the median and the interquartile range of N(0, 1), for `optimization_score`.
 
-    A climb moves a score by about `lr` a step, so the scale of a list decides how long it stays what it was. The
-    standard deviation is a poor measure of that scale where a list has no single one: of a heavy-tailed list it is that
+    Adam moves a score by about `lr` a step, so the scale of a list decides how long it stays what it was. The
+    standard deviation is a poor measure of the scale of a multi-scale list: of a heavy-tailed list it is that
     of a few outliers, and one step would scatter all the others. By the quartiles a step is, for half of the items,
     what it is in an ordinary list. Outliers and far clusters then lie beyond what a hundred steps can cross, so that
     the best of rank functions stays short of 1.
@@ -184,8 +183,8 @@ def scale_by_quartiles(scores: Tensor) -> Tensor:
         (..., n), like `scores`.
 
     Example:
-        >>> start = scale_by_quartiles(draw({"heavy-tailed": 1}, 48, 100, torch.Generator().manual_seed(1)))
-        >>> smooth, sharp = (optimization_score(relative(laplace_rank, tau), init=start)[30] for tau in (1 / 5, 1 / 50))
+        >>> init = scale_by_quartiles(draw({"heavy-tailed": 1}, 48, 100, torch.Generator().manual_seed(1)))
+        >>> smooth, sharp = (optimization_score(relative(laplace_rank, t), init=init)[30] for t in (1 / 5, 1 / 50))
         >>> smooth > sharp
         True
     """
@@ -199,7 +198,7 @@ _UPPER_QUARTILE = 0.6744897501960817
 
 
 def rank_gradient(rank_fn: RankFunction, scores: Tensor, target: Tensor) -> Tensor:
-    """Gradient of the squared error of rank / n: what a rank function gives a loss to work with.
+    """Gradient of the squared error of rank / n: the gradient that a loss on the ranks sends to the scores.
 
     Args:
         rank_fn: scores (..., n) -> ranks (..., n), 1 = highest.
@@ -249,12 +248,12 @@ def gradient_agreement(rank_fn: RankFunction, scores: Tensor, target: Tensor, no
         1 where the gradients point the same way, 0 where they have nothing to do with each other.
     """
     check_scores(scores)
-    got = rank_gradient(rank_fn, scores, target)
-    return float(torch.cosine_similarity(got, smoothed_gradient(scores, target, noise), dim=-1).mean())
+    gradient = rank_gradient(rank_fn, scores, target)
+    return float(torch.cosine_similarity(gradient, smoothed_gradient(scores, target, noise), dim=-1).mean())
 
 
 def gradient_health(rank_fn: RankFunction, scores: Tensor, target: Tensor) -> tuple[float, float]:
-    """Shares of the entries of the rank loss' gradient that are exactly zero, and that are not finite."""
+    """Fractions of the entries of the rank loss' gradient that are exactly zero, and that are not finite."""
     grad = rank_gradient(rank_fn, scores, target)
     return float((grad == 0).double().mean()), float((~grad.isfinite()).double().mean())
 
@@ -286,7 +285,7 @@ def _device_of(rank_fn: RankFunction) -> torch.device:
 
 @dataclass
 class RankFunctionReport:
-    """Figures of one rank function; the fields are what `evaluate` documents."""
+    """Measurements of one rank function; `evaluate` documents the fields."""
 
     name: str
     errors: dict[int, float] = field(default_factory=dict)
@@ -332,13 +331,13 @@ def evaluate(
         mixture: weights of the distributions for `errors`; the default is the 2019 mixture, so figures compare.
         distributions: names for `by_distribution`.
         seed: of every draw, so that rank functions are measured on the same lists.
-        on_progress: called now and then with the share of the work that is done.
+        on_progress: called now and then with the fraction of the work that is done.
 
     Returns:
         `RankFunctionReport`: `errors` {length: mean |rank error| / n on the mixture}, `by_distribution` {name: the
-        same at n},
-        `inversions`, `agreement` with the smoothed exact gradient, `zero_gradient` and `bad_gradient` shares,
-        `optimization_score` {steps: Spearman}, `latency_ms` of forward + backward at (256, n).
+        same at n}, `inversions`, `agreement` with the smoothed exact gradient, fractions `zero_gradient` and
+        `bad_gradient` of its entries, `optimization_score` {steps: Spearman}, `latency_ms` of forward + backward at
+        (256, n).
     """
     seed = check_at_least(seed, 0, "seed")
     device = _device_of(rank_fn)
@@ -350,8 +349,8 @@ def evaluate(
         return draw(weights, count(length), length, torch.Generator().manual_seed(seed)).to(device)
 
     # in items that are ranked; a backward pass takes about as long as two forward passes
-    one, climbing, timing = n * count(n), 3 * n * 48 * 100, 3 * n * 256 * 16
-    total = sum(k * count(k) for k in lengths) + one * (len(distributions) + 1) + climbing + timing
+    one, optimizing, timing = n * count(n), 3 * n * 48 * 100, 3 * n * 256 * 16
+    total = sum(k * count(k) for k in lengths) + one * (len(distributions) + 1) + optimizing + timing
     done = 0
 
     def passed(items: int) -> None:
@@ -375,7 +374,7 @@ def evaluate(
     result.agreement = gradient_agreement(rank_fn, scores, target)
     result.zero_gradient, result.bad_gradient = gradient_health(rank_fn, scores, target)
     result.optimization_score = optimization_score(rank_fn, n=n)
-    passed(climbing)
+    passed(optimizing)
     result.latency_ms = latency(rank_fn, n=n)
     passed(timing)
     return result
@@ -402,7 +401,7 @@ def evaluate_all(
         n: likewise.
         lists: likewise.
         seed: likewise.
-        on_progress: called now and then with the share of all the work that is done.
+        on_progress: called now and then with the fraction of all the work that is done.
 
     Example:
         >>> functions = {"laplace": laplace_rank, "sharp": relative(laplace_rank, 0.05)}
@@ -414,9 +413,9 @@ def evaluate_all(
     for name, rank_fn in rank_fns.items():
         before = sum(cost[result.name] for result in results)
 
-        def passed(share: float, before: float = before, own: float = cost[name]) -> None:
+        def passed(fraction: float, before: float = before, this: float = cost[name]) -> None:
             if on_progress is not None:
-                on_progress((before + share * own) / sum(cost.values()))
+                on_progress((before + fraction * this) / sum(cost.values()))
 
         measured = [k for k in lengths if k <= LONGEST_QUADRATIC or not name.startswith("sigmoid")]
         results.append(evaluate(rank_fn, name, lengths=measured, n=n, lists=lists, seed=seed, on_progress=passed))
@@ -434,7 +433,7 @@ class KeyFigures:
     Attributes:
         n: length of the lists.
         error: mean |rank error| / n on the mixture of 2019.
-        climb: {steps: Spearman}, see `optimization_score`.
+        optimization_score: {steps: Spearman}, see `optimization_score`.
         laplace_error: the error of `laplace_rank` on the same lists.
         laplace_optimization_score: its Spearman after the same steps.
     """
@@ -452,7 +451,7 @@ class KeyFigures:
         return (
             f"On the mixture of SoDeep 2019, n = {self.n}: error {self.error:.4f} "
             f"(laplace_rank: {self.laplace_error:.4f}{published})\n"
-            f"As a loss on free scores, Spearman climbs to {reached} (laplace_rank: {beside})"
+            f"As a loss on free scores, Spearman reaches {reached} (laplace_rank: {beside})"
         )
 
 
@@ -468,7 +467,7 @@ def key_figures(rank_fn: RankFunction, n: int = 100, *, lists: int = 1000, seed:
     Example:
         >>> print(key_figures(laplace_rank, n=20, lists=64))
         On the mixture of SoDeep 2019, n = 20: error ...
-        As a loss on free scores, Spearman climbs to ... after 30 steps, ... after 100 steps (laplace_rank: ...)
+        As a loss on free scores, Spearman reaches ... after 30 steps, ... after 100 steps (laplace_rank: ...)
     """
     scores = draw(SODEEP2019, lists, n, torch.Generator().manual_seed(check_at_least(seed, 0, "seed")))
     return KeyFigures(
@@ -486,32 +485,38 @@ def seconds_for_key_figures(rank_fn: RankFunction, n: int = 100) -> float:
 
 
 def handcrafted(taus: Sequence[float] = TAUS) -> dict[str, RankFunction]:
-    """The rank functions to beat: sigmoid and Laplace at each sharpness, smooth to sharp."""
+    """Handcrafted rank functions to compare with: sigmoid and Laplace at each sharpness, smooth to sharp."""
     functions: dict[str, Callable[..., Tensor]] = {"sigmoid": sigmoid_rank, "laplace": laplace_rank}
     return {f"{name} std/{1 / tau:g}": relative(function, tau) for name, function in functions.items() for tau in taus}
 
 
-def comparable_rank(results: Sequence[RankFunctionReport]) -> RankFunctionReport | None:
-    """Of the handcrafted ranks (all but the first), the one of the smallest error that climbs at least as well.
+def comparable_rank(report: RankFunctionReport, handcrafted: Iterable[RankFunctionReport]) -> RankFunctionReport | None:
+    """The handcrafted Laplace rank of the smallest error among those that optimise at least as well as a rank function.
 
-    A sharper handcrafted rank always has a smaller error, and a smaller climb: this is its best sharpness for a fair
-    comparison with the first. None when none climbs as well.
+    A sharper handcrafted rank has a smaller error and a lower optimization score: this is its best sharpness for a fair
+    comparison.
+
+    Args:
+        report: of the rank function to compare with.
+        handcrafted: reports of the ranks of `handcrafted`, from which it is chosen.
+
+    Returns:
+        One of `handcrafted`; None if none has as high an optimization score.
     """
-    first, *others = results
-    step = min(first.optimization_score)
-    able = [
-        r
-        for r in others
-        if r.optimization_score[step] >= first.optimization_score[step] and r.name.startswith("laplace")
+    step = min(report.optimization_score)
+    candidates = [
+        other
+        for other in handcrafted
+        if other.name.startswith("laplace") and other.optimization_score[step] >= report.optimization_score[step]
     ]
-    return min(able, key=lambda r: min(r.errors.values()), default=None)
+    return min(candidates, key=lambda other: min(other.errors.values()), default=None)
 
 
 def crossings(values: Sequence[float], level: float) -> list[float]:
     """Where the line through ``(0, values[0]), (1, values[1]), ...`` meets `level`, as fractional indices, rising.
 
-    The settings of a rank function are points on a curve: this finds the setting between two measured ones at which it
-    climbs, say, exactly as well as another function.
+    The settings of a rank function are points on a curve: this finds the setting between two measured ones at which,
+    say, its optimization score is that of another function.
 
     Example:
         >>> crossings([0.9, 0.8, 0.6], 0.65)
@@ -519,45 +524,49 @@ def crossings(values: Sequence[float], level: float) -> list[float]:
         >>> crossings([0.9, 0.8, 0.6], 0.5)
         []
     """
-    found = []
+    places = []
     for place, (left, right) in enumerate(itertools.pairwise(values)):
         if left != right and min(left, right) <= level <= max(left, right):
-            found.append(place + (level - left) / (right - left))
-    return list(dict.fromkeys(found))  # a point of the line that is met belongs to two pieces of it
+            places.append(place + (level - left) / (right - left))
+    return list(dict.fromkeys(places))  # a point that is met exactly belongs to two pieces of the line
 
 
-def format_table(results: Sequence[RankFunctionReport], n: int) -> str:
-    """The figures of some rank functions as text tables, the first one being the sorter in question."""
-    lengths = list(dict.fromkeys(length for r in results for length in r.errors))
-    steps = list(results[0].optimization_score)
-    head = [
+def format_table(report: RankFunctionReport, others: Sequence[RankFunctionReport], n: int) -> str:
+    """The measurements of a rank function beside those of others, such as the handcrafted ones, as text tables.
+
+    Args:
+        report: of the rank function in question.
+        others: reports to compare it with; may be empty.
+        n: length of the lists of all measurements but the errors by length.
+    """
+    reports = [report, *others]
+    lengths = list(dict.fromkeys(length for r in reports for length in r.errors))
+    steps = list(report.optimization_score)
+    columns = [*(f"n={k}" for k in lengths), *(f"score {s}" for s in steps)]
+    lines = [
         f"mean |rank error| / n on the 2019 mixture by length; the other columns at n = {n}",
-        _row(
-            "",
-            [*(f"n={k}" for k in lengths), *(f"climb {s}" for s in steps), "cosine", "inverted", "zero", "bad", "ms"],
-        ),
+        _row("", [*columns, "cosine", "inverted", "zero", "not finite", "ms"]),
     ]
-    for r in results:
+    for r in reports:
         cells = [f"{r.errors[k]:.4f}" if k in r.errors else "-" for k in lengths]
         cells += [f"{r.optimization_score[s]:.3f}" for s in steps]
         cells += [f"{r.agreement:.3f}", f"{r.inversions:.2%}", f"{r.zero_gradient:.1%}", f"{r.bad_gradient:.1%}"]
-        head.append(_row(r.name, [*cells, f"{r.latency_ms:.1f}"]))
-    head += [
+        lines.append(_row(r.name, [*cells, f"{r.latency_ms:.1f}"]))
+    lines += [
         "",
-        "climb k: Spearman of free scores after k Adam steps; cosine: gradient against the smoothed exact loss';",
-        "inverted: neighbours in the wrong order; zero, bad: gradient entries; ms: forward + backward of 256 lists",
+        "score k: optimization score, the Spearman correlation of free scores with a target after k steps of Adam;",
+        "cosine: of the gradient with that of the smoothed exact loss; inverted: neighbours in the wrong order;",
+        "zero, not finite: entries of the gradient; ms: forward and backward of 256 lists",
     ]
-    shown = [results[0], *(r for r in results[1:] if r.name == f"laplace std/{6.8:g}")]
-    rival = comparable_rank(results) if len(results) > 1 else None
-    if rival is not None and rival not in shown:
-        shown.append(rival)
-    names = [f"{r.name} (equal climb)" if r is rival else r.name for r in shown]
-    head += ["", f"mean |rank error| / n by distribution, n = {n}", _row("", names, 30)]
-    for distribution in results[0].by_distribution:
-        mark = " *" if distribution in MULTI_SCALE else ""
-        head.append(_row(distribution + mark, [f"{r.by_distribution[distribution]:.4f}" for r in shown], 30))
-    return "\n".join([*head, "* lists with no single scale"])
+    comparable = comparable_rank(report, others)
+    shown = [report, *(r for r in others if r.name == f"laplace std/{6.8:g}" or r is comparable)]
+    names = [f"{r.name} (same score)" if r is comparable else r.name for r in shown]
+    lines += ["", f"mean |rank error| / n by distribution, n = {n}", _row("", names, 30)]
+    for distribution in report.by_distribution:
+        star = " *" if distribution in MULTI_SCALE else ""
+        lines.append(_row(distribution + star, [f"{r.by_distribution[distribution]:.4f}" for r in shown], 30))
+    return "\n".join([*lines, "* multi-scale lists"])
 
 
-def _row(name: str, cells: Sequence[str], width: int = 10) -> str:
+def _row(name: str, cells: Sequence[str], width: int = 11) -> str:
     return f"{name:<22}" + "".join(f"{cell:>{width}}" for cell in cells)

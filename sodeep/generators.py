@@ -74,7 +74,7 @@ def _head_lengths(batch: int, n: int, generator: Generator) -> Tensor:
     return torch.randint(1, n + 1, (batch, 1), generator=generator, device=generator.device)
 
 
-# ---- the three of the paper, and lists put together from them --------------------------------------------------------
+# ---- the three distributions of the paper, and lists put together from them ------------------------------------------
 
 
 def uniform(batch: int, n: int, generator: Generator) -> Tensor:
@@ -157,7 +157,7 @@ def heavy_tailed(batch: int, n: int, generator: Generator) -> Tensor:
 
 
 def clusters(batch: int, n: int, generator: Generator) -> Tensor:
-    """2 ... 10 tight clusters around normal centres, each with its own width of 1e-4 ... 1e-1: no single scale fits."""
+    """2 ... 10 tight clusters around normal centres, each with its own width of 1e-4 ... 1e-1."""
     most = 10
     count = _per_row_count(generator, batch, 2, most)
     which = (_rand(generator, batch, n) * count).long().clamp(max=most - 1)
@@ -183,7 +183,7 @@ def nearly_sorted(batch: int, n: int, generator: Generator) -> Tensor:
 
 
 def bimodal(batch: int, n: int, generator: Generator) -> Tensor:
-    """Two normals, like two classes, 2 ... 10 apart; a tenth to nine tenths of the list in the upper one."""
+    """Two normals, as of two classes, 2 ... 10 apart; a tenth to nine tenths of the list in the upper one."""
     in_upper = _rand(generator, batch, n) < _per_row(generator, batch, 0.1, 0.9)
     upper = _per_row(generator, batch, 2, 10) + _per_row(generator, batch, 0.25, 1) * _randn(generator, batch, n)
     return torch.where(in_upper, upper, _randn(generator, batch, n))
@@ -263,7 +263,7 @@ DEFAULT: dict[str, float] = {
     "nearly-sorted": 1.0,
     "bimodal": 1.0,
 }
-"""The mixture sorters are trained on unless told otherwise."""
+"""The default mixture that sorters are trained on."""
 
 SODEEP2019: dict[str, float] = {
     "uniform": 3.0,
@@ -275,7 +275,8 @@ SODEEP2019: dict[str, float] = {
     "ramp-2019": 1.0,
 }
 """The mixture of the code released with SoDeep (Engilberge et al., CVPR 2019): its ten equally likely types, of which
-three are uniform on [-1, 1] and two the same concatenation. The same laws; not the same numbers for the same seed."""
+three are uniform on [-1, 1] and two the same concatenation. The distributions are the same, the numbers for a seed are
+not."""
 
 
 def check_mixture(weights: Mapping[str, float], user_scores: bool = False) -> None:
@@ -390,15 +391,15 @@ def parse_weight(text: str) -> tuple[str, float]:
 class UserScores:
     """Real score lists to train on, as one more distribution.
 
-    A list longer than asked for gives a random subset (each item at most once) in its own order; a shorter one is drawn
+    A list longer than required gives a random subset (each item at most once) in its own order; a shorter one is drawn
     from with replacement, which adds ties: train at the length of your lists to see them as they are.
 
     Args:
         rows: the lists, of two or more finite numbers each; lengths may differ.
 
     Example:
-        >>> own = UserScores([[0.1, 0.9, 0.4], [0.2, 0.7]])
-        >>> draw({"user": 1, "normal": 1}, 8, 2, torch.Generator().manual_seed(0), user_scores=own).shape
+        >>> lists = UserScores([[0.1, 0.9, 0.4], [0.2, 0.7]])
+        >>> draw({"user": 1, "normal": 1}, 8, 2, torch.Generator().manual_seed(0), user_scores=lists).shape
         torch.Size([8, 2])
     """
 

@@ -1,6 +1,6 @@
 """Exact ranking metrics: one value per list.
 
-What all of them share is said here, once; a metric says what it has of its own.
+What all of them share is described here once; a metric describes what is particular to it.
 
 * ``scores`` (..., N), floating point, higher = better. The last axis is the list: a row is a query, a column an item.
 * ``relevant`` (..., N), boolean or 0 and 1. Metrics of an order have a ``target``, or ``semantic`` scores, in its
@@ -19,8 +19,8 @@ What all of them share is said here, once; a metric says what it has of its own.
 * **Ties** never depend on the order of the items. Ranks of tied scores are averaged. Precision is read at a score, all
   items of that score included, as in scikit-learn. Where a cut at k runs through a group of tied items, each counts by
   its chance to be among the first k when their order is random (McSherry and Najork, ECIR 2008). So a model that gives
-  all items one score is measured as what it is, a random order.
-* **Items that a DistributedSampler repeats** would be found as their own copies: `sodeep.drop_repeats` takes them out.
+  all items one score has the value of a random order.
+* **Items that a DistributedSampler repeats** would count as matches of themselves: `sodeep.drop_repeats` removes them.
 
 Example:
     >>> import torch
@@ -53,7 +53,7 @@ from sodeep._core.checks import (
     describe,
     readable,
 )
-from sodeep._core.lists import check_target, of_one_item, prepare, warn_of_outputs
+from sodeep._core.lists import check_lists, check_target, one_item_hint, warn_if_outputs_last
 from sodeep._core.precision import full_precision, wide_dtype, working_dtype
 from sodeep._core.sort import ascending, ordered_floats
 from sodeep.ranks import exact_rank
@@ -91,9 +91,9 @@ def spearman_corr(
         return ((x * y).sum(-1) / norms).clamp(-1, 1)
 
     needs = "two items with different scores and different targets"
-    found = _compare_orders(pearson_of_ranks, "spearman_corr", "target", needs, scores, target, where, chunk_size)
-    warn_of_outputs(scores, where, "spearman_corr", stacklevel=4)
-    return found
+    correlation = _compare_orders(pearson_of_ranks, "spearman_corr", "target", needs, scores, target, where, chunk_size)
+    warn_if_outputs_last(scores, where, "spearman_corr", stacklevel=4)
+    return correlation
 
 
 @torch.no_grad()
@@ -182,7 +182,7 @@ def average_precision(
 def trapezoidal_ap(
     scores: Tensor, relevant: Tensor, where: Tensor | None = None, *, chunk_size: int | None = None
 ) -> Tensor:
-    """Average precision as the Oxford and Paris benchmarks take it: the area under the curve, by trapezoids.
+    """Average precision of the Oxford and Paris benchmarks: the area under the precision-recall curve, by trapezoids.
 
     The precision at a relevant item is the mean of that just above it and that at it. For a list with R relevant
     items, r_i the rank of i and h_i the relevant items at or above it::
@@ -191,7 +191,7 @@ def trapezoidal_ap(
 
     where 0/0 counts as 1. It differs from `average_precision`, and published figures of these benchmarks are this one;
     `where` leaves out their junk images. A group of tied items is one trapezoid, whatever the order in it; the
-    published code, which has no ties in mind, takes them in the order in which they stand.
+    published code takes ties in their order in the list.
 
     What all metrics share, such as `where`: see `sodeep.metrics`.
 
@@ -249,7 +249,7 @@ def map_at_r(scores: Tensor, relevant: Tensor, where: Tensor | None = None, *, c
 def r_precision(
     scores: Tensor, relevant: Tensor, where: Tensor | None = None, *, chunk_size: int | None = None
 ) -> Tensor:
-    """R-precision: the share of relevant items among the first R, R being the number of relevant items of the list.
+    """R-precision: the fraction of relevant items among the first R, R being the number of relevant items of the list.
 
     What all metrics share, such as `where`: see `sodeep.metrics`.
 
@@ -261,17 +261,17 @@ def r_precision(
         tensor(0.5000)
     """
 
-    def share_of_first_r(order: _Order) -> Tensor:
+    def fraction_of_first_r(order: _Order) -> Tensor:
         return _hits(order, order.total) / order.total
 
-    return _per_query(share_of_first_r, "r_precision", scores, relevant, where, chunk_size)
+    return _per_query(fraction_of_first_r, "r_precision", scores, relevant, where, chunk_size)
 
 
 @torch.no_grad()
 def recall_at_k(
     scores: Tensor, relevant: Tensor, k: int, where: Tensor | None = None, *, chunk_size: int | None = None
 ) -> Tensor:
-    """Recall@k of information retrieval: the share of the relevant items that are among the first k.
+    """Recall@k of information retrieval: the fraction of the relevant items that are among the first k.
 
     Not what metric learning and cross-modal retrieval call R@k: that is `hit_rate_at_k`, in `sodeep compare` too. With
     one relevant item a list they are the same; with R of them the recall@1 is at most 1/R.
@@ -302,8 +302,8 @@ def hit_rate_at_k(
 ) -> Tensor:
     """Hit rate@k: 1 if any relevant item is among the first k, else 0.
 
-    What metric learning, cross-modal retrieval and the reports of `sodeep compare` call R@k (recall@k). The share of
-    the relevant items that are found is `recall_at_k`.
+    What metric learning, cross-modal retrieval and the reports of `sodeep compare` call R@k (recall@k). The fraction of
+    the relevant items among the first k is `recall_at_k`.
 
     Where tied items are cut at k: the chance of a hit in a random order of them.
 
@@ -373,7 +373,7 @@ def pmrp(
     *,
     chunk_size: int | None = None,
 ) -> Tensor:
-    """Plausible-match R-precision: what is relevant is told by class codes instead of by pairs.
+    """Plausible-match R-precision: relevance is defined by class codes instead of by pairs.
 
     An item is a plausible match of a query if their codes differ in at most zeta places; the value is the R-precision
     with those as the relevant items, averaged over the zetas. In the published figures on COCO
@@ -463,7 +463,7 @@ class _Order(NamedTuple):
         return above[:, 0], (through - above)[:, 0], hits_above[:, 0], (hits_through - hits_above)[:, 0]
 
 
-def _share_within(order: _Order, k: Tensor) -> Tensor:
+def _chance_within(order: _Order, k: Tensor) -> Tensor:
     """The chance of each item to be among the first k (rows,): between 0 and 1 only where k cuts its tied group."""
     tied = (order.through - order.above).to(wide_dtype(k))
     return ((k.unsqueeze(-1) - order.above) / tied).clamp(0, 1)
@@ -471,13 +471,13 @@ def _share_within(order: _Order, k: Tensor) -> Tensor:
 
 def _hits(order: _Order, k: Tensor) -> Tensor:
     """Relevant items among the first k (rows,)."""
-    return (order.relevant * _share_within(order, k)).sum(-1)
+    return (order.relevant * _chance_within(order, k)).sum(-1)
 
 
 def _precision_sum(order: _Order, k: Tensor) -> Tensor:
     """Sum of the precision at the relevant items among the first k (rows,)."""
     precision = order.hits.gather(-1, order.through - 1) / order.through.to(wide_dtype(k))
-    return (order.relevant * _share_within(order, k) * precision).sum(-1)
+    return (order.relevant * _chance_within(order, k) * precision).sum(-1)
 
 
 def _choose_log(n: Tensor, m: Tensor) -> Tensor:
@@ -533,7 +533,8 @@ def _finish(values: Tensor, name: str, needs: str, scores: Tensor, other: str = 
     """One warning for the undefined lists; the batch shape and dtype of `scores`."""
     if readable(values) and (undefined := int(values.isnan().sum())):
         warnings.warn(
-            f"{name} is NaN for {undefined} of {len(values)} lists: a list needs {needs}{of_one_item(scores, other)}.",
+            f"{name} is NaN for {undefined} of {len(values)} lists: a list needs {needs}"
+            f"{one_item_hint(scores, other)}.",
             UndefinedMetricWarning,
             stacklevel=5,  # the caller of the metric: this, its helper, the metric and its decorator are in between
         )
@@ -549,7 +550,7 @@ def _per_query(
     chunk_size: int | None,
 ) -> Tensor:
     """Check, order the items of each list, and apply `metric`; NaN comes from 0 relevant items as 0 / 0."""
-    lists = prepare(scores, relevant, where)
+    lists = check_lists(scores, relevant, where)
 
     def evaluate(values: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
         order = _Order.of(values, positive, positive | negative)

@@ -1,7 +1,7 @@
-"""The gradient of a full batch in the memory of a chunk of it.
+"""Multistage backpropagation: the gradient of a large batch in the memory of a small one.
 
-A listwise loss is worth more the longer its lists are, and it does not split over a batch: the mean of the losses of
-two halves is another number than the loss of the whole.
+A listwise loss benefits from long lists, and so from large batches, and it does not split over a batch: the mean of the
+losses of two halves is not the loss of the whole.
 """
 
 from __future__ import annotations
@@ -174,6 +174,6 @@ def _set_random_state(state: tuple[Tensor, list[Tensor]]) -> None:
 
 
 def _no_sync(encoder: Any) -> contextlib.AbstractContextManager[None]:
-    """DDP and FSDP average gradients at every backward pass unless told not to."""
+    """DDP and FSDP average gradients at every backward pass outside `no_sync`."""
     context: contextlib.AbstractContextManager[None] = getattr(encoder, "no_sync", contextlib.nullcontext)()
     return context

@@ -1,4 +1,4 @@
-"""The figure of a rank function: its ranks against the scores of a few lists. Needs matplotlib."""
+"""A figure of a rank function: its ranks against the scores of a few lists. Needs matplotlib."""
 
 from __future__ import annotations
 

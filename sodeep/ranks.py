@@ -49,7 +49,7 @@ from sodeep._core.checks import (
     traces_no_gradient,
 )
 from sodeep._core.precision import full_precision, working_dtype
-from sodeep._core.soft_ranks import SPREAD_PER_TAU, Laplace, Sigmoid, _NarrowLaplace, clear, measure, sink, soft_rank
+from sodeep._core.soft_ranks import SPREAD_PER_TAU, Laplace, NarrowLaplace, Sigmoid, clear, measure, sink, soft_rank
 from sodeep._core.sort import ascending
 
 BLACKBOX_STEP = 0.25
@@ -172,7 +172,7 @@ def laplace_rank(scores: Tensor, tau: float | Tensor | None = None, where: Tenso
     where = check_where(where, scores)
     x = scores.to(working_dtype(scores))
     width = measure(x, tau, where)
-    return soft_rank(_NarrowLaplace if width.narrow else Laplace, x, width, where)
+    return soft_rank(NarrowLaplace if width.narrow else Laplace, x, width, where)
 
 
 @full_precision
@@ -268,7 +268,7 @@ def straight_through(rank_fn: RankFunction) -> StraightThrough:
 def apply_rank_fn(rank_fn: RankFunction, scores: Tensor, where: Tensor | None = None) -> Tensor:
     """Call any rank function, ours or not, with or without a mask.
 
-    With a mask, a rank function that has a `where` parameter is handed it. Any other gets lists of the real items only,
+    With a mask, a rank function with a `where` parameter is called with it. Any other gets lists of real items only,
     grouped by their number: one call, on a tensor (lists, items), for each number of real items that occurs. That
     reads the mask, so it does not work under torch.compile.
 
@@ -299,7 +299,7 @@ def apply_rank_fn(rank_fn: RankFunction, scores: Tensor, where: Tensor | None = 
 
 
 def drop_other_state(state_dict: dict[str, Any], prefix: str, modules: Container[str] = ()) -> None:
-    """Take out what another rank function left in a checkpoint: entries under `prefix` of none of these `modules`."""
+    """Remove entries of another rank function from a checkpoint: those under `prefix` of none of these `modules`."""
     for key in list(state_dict):
         if key.startswith(prefix) and key.removeprefix(prefix).partition(".")[0] not in modules:
             del state_dict[key]
@@ -337,27 +337,27 @@ def _check_ranks(ranks: object, scores: Tensor) -> Tensor:
     return ranks
 
 
-_JUDGED: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Rank functions whose first ranks were looked at."""
+_CHECKED: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Rank functions whose first ranks were checked."""
 
 
 def _warn_if_ascending(rank_fn: RankFunction, ranks: Tensor, scores: Tensor) -> None:
     """Warn of a rank function that is not ours and gives rank 1 to the lowest score, at its first call.
 
-    The ranks are those that were asked for anyway: a trial call could have another length, device or state.
+    The ranks are those of the caller: a trial call could have another length, device or state.
     """
     if not readable(scores) or scores.shape[-1] < 4 or str(getattr(rank_fn, "__module__", "")).startswith("sodeep"):
         return
     key = getattr(rank_fn, "__code__", rank_fn)  # a lambda is another object at every call, of the same code
     try:
-        if key in _JUDGED:
+        if key in _CHECKED:
             return
-        _JUDGED.add(key)
+        _CHECKED.add(key)
     except TypeError:  # has no hash, or cannot be referred to weakly
         return
     with torch.no_grad():
-        found, exact = (x - x.mean(-1, keepdim=True) for x in (ranks.float(), exact_rank(scores).float()))
-        agreement = (found * exact).sum() / (found.square().sum() * exact.square().sum()).sqrt()
+        given, exact = (x - x.mean(-1, keepdim=True) for x in (ranks.float(), exact_rank(scores).float()))
+        agreement = (given * exact).sum() / (given.square().sum() * exact.square().sum()).sqrt()
     if bool(agreement < -0.7):  # NaN where all are equal; a function still to be learned is rarely that wrong
         warnings.warn(
             f"`rank_fn` {describe(rank_fn)} gives low ranks to low scores; here rank 1 is the highest score. Losses "

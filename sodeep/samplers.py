@@ -1,4 +1,4 @@
-"""Batches that hold positives: P classes with K samples each."""
+"""Batch sampling for metric learning: P classes with K samples each, so that every sample has positives."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Position(NamedTuple):
 
     epoch: int
     batches: int
-    """Batches of the epoch that were handed out."""
+    """How many batches of the epoch were drawn."""
 
 
 class BalancedBatchSampler(Sampler[list[int]]):
@@ -53,14 +53,14 @@ class BalancedBatchSampler(Sampler[list[int]]):
     in an epoch all of a class are seen before one comes again. A sample of a large class may wait some epochs.
 
     Every epoch is shuffled anew, as a function of `seed` and of the number of the epoch alone. Epochs count up by
-    themselves: a pass begins when its first batch is asked for, and has the number given to `set_epoch`, or else the
+    themselves: a pass begins when its first batch is drawn, and has the number given to `set_epoch`, or else the
     one after that of the last pass. With several processes all must be in the same epoch, or they share classes: call
     `set_epoch` before every pass, as with ``DistributedSampler`` (Lightning does). Without it only a pass that was read
     to its end counts there, so that a process may look at a batch by itself.
 
     `state_dict` and `load_state_dict` resume in the middle of an epoch, as torchdata's ``StatefulDataLoader`` and
-    Lightning with it do by themselves. They count batches handed out by the sampler: a plain ``DataLoader`` with
-    workers asks for some in advance.
+    Lightning with it do by themselves. They count batches drawn from the sampler: a plain ``DataLoader`` with
+    workers draws some in advance.
 
     Args:
         labels: one label for each sample of the data set: numbers or strings, tensor, array or list.
@@ -132,7 +132,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         self.num_replicas = num_replicas
         self.rank = rank
         self._position = _Position(0, 0)
-        self._next: _Position | None = None  # where the next pass starts, if that was said
+        self._next: _Position | None = None  # where the next pass starts, if that was set
         self._passes = 0
         self._repeats = 0
 
@@ -156,7 +156,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
             self._go_to(_Position(epoch, 0))
 
     def state_dict(self) -> dict[str, int]:
-        """The epoch and how many of its batches were handed out, to go on from with the same labels and options."""
+        """The epoch and how many of its batches were drawn, for a sampler with the same labels and options."""
         return self._position._asdict()
 
     def load_state_dict(self, state_dict: Mapping[str, int]) -> None:

@@ -166,12 +166,19 @@ def test_every_loss_is_in_the_table():
     assert functions == {member.function.__name__ for member in LOSSES.values()}
     modules = {getattr(losses, name) for name in losses.__all__ if name.endswith("Loss")}
     assert modules - WRAPPERS == {member.module for member in LOSSES.values()}
-    for path in Path(losses.__file__).parent.glob("[a-z]*.py"):
+    for path in Path(losses.__file__).parent.glob("[!_]*.py"):
         module = importlib.import_module(f"sodeep.losses.{path.stem}")
-        own = {name for name, x in vars(module).items() if getattr(x, "__module__", None) == module.__name__}
-        public = {name for name in own if not name.startswith("_") and name.lower().endswith("loss")}
+        defined = {name for name, x in vars(module).items() if getattr(x, "__module__", None) == module.__name__}
+        public = {name for name in defined if not name.startswith("_") and name.lower().endswith("loss")}
         assert public <= set(losses.__all__)
     assert set(losses.__all__) <= {*sodeep.__all__}
+
+
+@every_loss
+def test_the_package_says_in_which_file_a_loss_is(name):
+    function = LOSSES[name].function
+    (entry,) = re.findall(rf"^\* `(\w+)`: [^*]*`{function.__name__}`", losses.__doc__, re.MULTILINE)
+    assert f"sodeep.losses.{entry}" == function.__module__
 
 
 @every_loss
@@ -809,11 +816,11 @@ def test_bad_option_is_refused_where_it_is_given(name):
 def test_options_may_be_numpys_numbers(name):
     member = LOSSES[name]
     scores, target = draw(member)
-    own = {option: value for option, value in options_of(member).items() if type(value) in (int, float)}
-    numpys = {option: np.int64(x) if type(x) is int else np.float64(x) for option, x in own.items()}
-    assert torch.equal(member.loss(scores, target, **numpys), member.loss(scores, target, **own))
-    assert repr(member.module(**{**member.options, **numpys})) == repr(member.module(**{**member.options, **own}))
-    halves = {option: (np.float32(0.5), 0.5) for option, value in own.items() if type(value) is float}
+    numbers = {option: value for option, value in options_of(member).items() if type(value) in (int, float)}
+    numpys = {option: np.int64(x) if type(x) is int else np.float64(x) for option, x in numbers.items()}
+    assert torch.equal(member.loss(scores, target, **numpys), member.loss(scores, target, **numbers))
+    assert repr(member.module(**{**member.options, **numpys})) == repr(member.module(**{**member.options, **numbers}))
+    halves = {option: (np.float32(0.5), 0.5) for option, value in numbers.items() if type(value) is float}
     for option, (numpys_half, half) in halves.items():
         assert torch.equal(
             member.loss(scores, target, **{option: numpys_half}), member.loss(scores, target, **{option: half})

@@ -78,14 +78,14 @@ def test_health():
     assert gradient_health(sodeep.laplace_rank, scores, target) == (0.0, 0.0)
 
 
-def test_climb_orders_rank_functions_and_repeats():
+def test_optimization_score_orders_rank_functions_and_repeats():
     smooth, sharp = (optimization_score(relative(sodeep.laplace_rank, tau), lists=8)[30] for tau in (0.3, 0.01))
     assert smooth > sharp
     assert optimization_score(sodeep.laplace_rank, lists=8) == optimization_score(sodeep.laplace_rank, lists=8)
     assert optimization_score(sodeep.laplace_rank, lists=8, steps=(1, 2)).keys() == {1, 2}
 
 
-def test_climb_starts_where_it_is_told(generator):
+def test_optimization_starts_from_the_initial_scores(generator):
     order = sodeep.exact_rank(torch.randn(3, 20, generator=torch.Generator().manual_seed(5)))  # the target of seed 5
     init = -order / order.std(-1, keepdim=True)
     kept = init.clone()
@@ -94,7 +94,7 @@ def test_climb_starts_where_it_is_told(generator):
     torch.testing.assert_close(init, kept, rtol=0, atol=0)
 
 
-def test_climb_from_other_lists_orders_rank_functions():
+def test_optimization_score_from_other_lists_orders_rank_functions():
     for name in evaluation.MULTI_SCALE:
         init = evaluation.scale_by_quartiles(sodeep.generators.draw({name: 1}, 8, 50, torch.Generator().manual_seed(1)))
         smooth, sharp = (optimization_score(relative(sodeep.laplace_rank, 1 / k), init=init)[30] for k in (3, 100))
@@ -136,39 +136,39 @@ def test_relative_handles_constant_lists():
     torch.testing.assert_close(ranks, torch.full((5,), 3.0))
 
 
-def test_all_are_measured_on_the_same_lists_and_say_how_far_they_are(monkeypatch):
+def test_all_are_measured_on_the_same_lists_and_report_progress(monkeypatch):
     monkeypatch.setattr(evaluation, "LONGEST_QUADRATIC", 10)
-    shares = []
+    fractions = []
     functions = {"laplace": sodeep.laplace_rank, "sigmoid": sodeep.sigmoid_rank}
-    laplace, sigmoid = evaluation.evaluate_all(functions, lengths=(10, 20), n=10, lists=4, on_progress=shares.append)
+    laplace, sigmoid = evaluation.evaluate_all(functions, lengths=(10, 20), n=10, lists=4, on_progress=fractions.append)
     assert laplace.errors.keys() == {10, 20}
     assert sigmoid.errors == evaluation.evaluate(sodeep.sigmoid_rank, lengths=(10,), n=10, lists=4).errors
-    assert shares == sorted(shares)
-    assert shares[-1] == pytest.approx(1)
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == pytest.approx(1)
 
 
 def test_evaluate_and_report():
-    results = [
+    report, *others = (
         evaluation.evaluate(fn, name, lengths=(10, 30), n=30, lists=8, distributions=("normal", "clusters"))
         for name, fn in {
             "mine": sodeep.laplace_rank,
             "laplace std/2": relative(sodeep.laplace_rank, 0.5),
             "laplace std/50": relative(sodeep.laplace_rank, 1 / 50),
         }.items()
-    ]
-    assert results[0].errors.keys() == {10, 30}
-    assert results[0].by_distribution.keys() == {"normal", "clusters"}
-    assert results[0].bad_gradient == 0.0
-    rival = evaluation.comparable_rank(results)
-    assert rival is results[1]  # the sharp one climbs less
-    text = evaluation.format_table(results, 30)
+    )
+    assert report.errors.keys() == {10, 30}
+    assert report.by_distribution.keys() == {"normal", "clusters"}
+    assert report.bad_gradient == 0.0
+    assert evaluation.comparable_rank(report, others) is others[0]  # the sharp one has a lower optimization score
+    assert evaluation.comparable_rank(report, others[1:]) is None
+    text = evaluation.format_table(report, others, 30)
     assert "mine" in text
     assert "clusters *" in text
-    assert "laplace std/2 (equal climb)" in text
+    assert "laplace std/2 (same score)" in text
 
 
 @pytest.mark.parametrize("n", [1, 2.0])
-def test_bad_climb(n):
+def test_bad_length_of_lists(n):
     with pytest.raises(ValueError, match=f"^`n` must be a whole number of at least 2, got {n}.$"):
         optimization_score(sodeep.laplace_rank, n=n)
 
@@ -192,7 +192,7 @@ def test_bad_climb(n):
         ),
     ],
 )
-def test_bad_start(init, error, message):
+def test_bad_init(init, error, message):
     with pytest.raises(error, match=f"^{re.escape(message)}$"):
         optimization_score(sodeep.laplace_rank, init=init)
 
@@ -206,13 +206,13 @@ def test_ranks_of_another_shape_are_not_broadcast(measure):
 
 
 def test_progress_reaches_the_whole():
-    shares = []
+    fractions = []
     evaluation.evaluate(
-        sodeep.laplace_rank, lengths=(5, 9), n=6, lists=4, distributions=("normal",), on_progress=shares.append
+        sodeep.laplace_rank, lengths=(5, 9), n=6, lists=4, distributions=("normal",), on_progress=fractions.append
     )
-    assert shares == sorted(shares)
-    assert len(shares) == 6
-    assert shares[-1] == pytest.approx(1)
+    assert fractions == sorted(fractions)
+    assert len(fractions) == 6
+    assert fractions[-1] == pytest.approx(1)
 
 
 def test_key_figures_are_those_of_the_measures():
@@ -234,6 +234,6 @@ def test_key_figures_as_text():
     assert str(figures) == (
         "On the mixture of SoDeep 2019, n = 100: error 0.0014 (laplace_rank: 0.0075; the handcrafted sorter released "
         "in 2019: 0.0102)\n"
-        "As a loss on free scores, Spearman climbs to 0.856 after 30 steps, 0.998 after 100 steps "
+        "As a loss on free scores, Spearman reaches 0.856 after 30 steps, 0.998 after 100 steps "
         "(laplace_rank: 0.843, 0.997)"
     )

@@ -1,4 +1,4 @@
-"""Generators: the laws they claim, determinism, mixtures, and files of a user's own scores."""
+"""Generators: their distributions, determinism, mixtures, and files of a user's own scores."""
 
 import itertools
 import math
@@ -76,7 +76,7 @@ def test_nearly_all_values_differ(name):
     assert distinct.mean() > 49.5
 
 
-# ---- laws ------------------------------------------------------------------------------------------------------------
+# ---- values ----------------------------------------------------------------------------------------------------------
 
 
 def flat(name, batch=400, n=50):
@@ -262,14 +262,19 @@ def test_draw_follows_the_weights_in_random_order():
 
 def test_every_default_distribution_is_drawn(monkeypatch):
     drawn = set()
-    for name, law in list(DISTRIBUTIONS.items()):
-        monkeypatch.setitem(DISTRIBUTIONS, name, lambda *args, name=name, law=law: (drawn.add(name), law(*args))[1])
+    for name, distribution in list(DISTRIBUTIONS.items()):
+
+        def recorded(*args, name=name, distribution=distribution):
+            drawn.add(name)
+            return distribution(*args)
+
+        monkeypatch.setitem(DISTRIBUTIONS, name, recorded)
     draw(DEFAULT, 4000, 3, seeded())
     assert drawn == set(DEFAULT)
 
 
 def test_2019_mixture_has_the_proportions_of_the_released_code():
-    """Against the ten types of the released data set, their laws written again in numpy."""
+    """Against the ten types of the released data set, their distributions written again in numpy."""
     assert sum(SODEEP2019.values()) == 10
     batch, n = 20000, 10
     ours = draw(SODEEP2019, batch, n, seeded()).numpy()
@@ -410,10 +415,10 @@ def test_whole_lists_of_the_right_length_are_taken_as_they_are():
 
 
 def test_user_scores_in_a_mixture():
-    own = UserScores([[10.0, 11.0, 12.0, 13.0]])
-    scores = draw({"user": 1, "uniform": 3}, 4000, 3, seeded(), user_scores=own)
+    user_scores = UserScores([[10.0, 11.0, 12.0, 13.0]])
+    scores = draw({"user": 1, "uniform": 3}, 4000, 3, seeded(), user_scores=user_scores)
     assert abs((scores[:, 0] > 5).double().mean().item() - 0.25) < 0.03
-    assert torch.equal(scores, draw({"user": 1, "uniform": 3}, 4000, 3, seeded(), user_scores=own))
+    assert torch.equal(scores, draw({"user": 1, "uniform": 3}, 4000, 3, seeded(), user_scores=user_scores))
 
 
 @pytest.mark.parametrize(
@@ -430,8 +435,8 @@ def test_bad_rows(rows, message):
         UserScores(rows)
 
 
-def lists(own):
-    return [row[:length].tolist() for row, length in zip(own.values, own.lengths, strict=True)]
+def lists(user_scores):
+    return [row[:length].tolist() for row, length in zip(user_scores.values, user_scores.lengths, strict=True)]
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".txt"])
@@ -449,9 +454,9 @@ def lists(own):
 def test_read_text(tmp_path, text, suffix):
     path = tmp_path / f"scores{suffix}"
     path.write_text(text, encoding="utf-8", newline="")
-    own = read_scores_file(path)
-    np.testing.assert_allclose(list(itertools.chain(*lists(own))), [0.5, 1, -2, 3, 0.4], rtol=1e-6)
-    assert own.lengths.tolist() == [3, 2]
+    user_scores = read_scores_file(path)
+    np.testing.assert_allclose(list(itertools.chain(*lists(user_scores))), [0.5, 1, -2, 3, 0.4], rtol=1e-6)
+    assert user_scores.lengths.tolist() == [3, 2]
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, np.int64])
@@ -532,7 +537,7 @@ def test_missing_file(tmp_path):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_draws_on_the_device_of_the_generator():
     generator = torch.Generator("cuda").manual_seed(0)
-    own = UserScores([[1.0, 2.0, 3.0]])
-    scores = draw({**DEFAULT, **SODEEP2019, "user": 1}, 500, 30, generator, user_scores=own)
+    user_scores = UserScores([[1.0, 2.0, 3.0]])
+    scores = draw({**DEFAULT, **SODEEP2019, "user": 1}, 500, 30, generator, user_scores=user_scores)
     assert scores.device.type == "cuda"
     assert scores.isfinite().all()

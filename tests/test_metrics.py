@@ -193,7 +193,7 @@ def test_asp_against_a_loop(values):
 
 
 WHOLE = torch.tensor([2**53 + 1, 2**53, -(2**63), 2**63 - 1, 2**53 + 2, 2**53, 2**63 - 2])
-"""Beyond what float64 tells apart, with one pair of equals."""
+"""Numbers that float64 does not distinguish, with one pair of equals."""
 UNSIGNED = (WHOLE ^ -(2**63)).view(torch.uint64)
 ORDER = torch.tensor([3.0, 2, 1, 6, 4, 2, 5])
 WHOLE_DTYPES = [

@@ -825,8 +825,8 @@ def test_rank_functions_that_are_not_ascending_do_not_warn(generator):
     for rank_fn in (
         counted,
         lambda x: 1 * ascending_soft_rank(-x),
-        lambda x: x * 0 + 10.5,  # knows nothing
-        lambda x: x[:, torch.randperm(20, generator=generator)],  # knows nothing, at random
+        lambda x: x * 0 + 10.5,  # constant
+        lambda x: x[:, torch.randperm(20, generator=generator)],  # random order
         NoHash(),  # cannot be remembered, and would warn at every step
         functools.partial(laplace_rank, tau=0.1),
     ):

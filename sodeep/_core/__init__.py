@@ -1,1 +1,1 @@
-"""The ground that all other modules stand on: checks, files, precision, sorting. It knows no loss and no sorter."""
+"""Shared foundations: checks of arguments, labels and lists; sorting, precision, files."""

@@ -1,7 +1,7 @@
-"""Arrays of npy and npz files, read no further than the file bears out.
+"""Arrays read from npy and npz files that are not trusted.
 
-`numpy.load` takes the memory that a header asks for before it looks at what follows. Here a shape must fit the bytes
-that are there, objects and records are refused, and whatever is wrong with a file is one kind of error.
+`numpy.load` allocates the memory that a header declares before it looks at what follows. Here a shape must fit the
+bytes that are there, objects and records are refused, and whatever is wrong with a file is a ValueError.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-_MOST_INFLATED = 128 * 2**20  # bytes that a compressed npz may become, and this many times its size more
-
+_MOST_INFLATED = 128 * 2**20  # bytes that a compressed npz may become, and _MOST_RATIO times its size more
 _MOST_RATIO = 20
 
 
@@ -84,11 +83,13 @@ def _read_array(stream: IO[bytes], size: int) -> NDArray[Any]:
     except Exception as error:  # a header is Python text, and damaged in as many ways
         raise ValueError(f"it is no npy array, or a damaged one ({_first_line(error)})") from None
     if dtype.kind not in "biufcSU" or not dtype.itemsize:
-        kind = "Python objects, which are not unpickled" if dtype.hasobject else f"the type {dtype}"
-        raise ValueError(f"it holds {kind}: save numbers or strings")
-    left = size - stream.tell()
-    if any(n < 0 for n in shape) or math.prod(shape) * dtype.itemsize != left:
-        raise ValueError(f"it is truncated or damaged ({left} bytes for an array of shape {shape} and type {dtype})")
+        content = "Python objects, which are not unpickled" if dtype.hasobject else f"the type {dtype}"
+        raise ValueError(f"it holds {content}: save numbers or strings")
+    remaining = size - stream.tell()
+    if any(n < 0 for n in shape) or math.prod(shape) * dtype.itemsize != remaining:
+        raise ValueError(
+            f"it is truncated or damaged ({remaining} bytes for an array of shape {shape} and type {dtype})"
+        )
     data = np.empty(math.prod(shape), dtype)
     if len(data):
         view = memoryview(data.view(np.uint8))  # type: ignore[arg-type]

@@ -45,8 +45,8 @@ def in_forward_mode() -> bool:
 def readable(x: Tensor) -> bool:
     """Whether values of `x` may be read now: not under torch.compile, in torch.func transforms or in forward mode.
 
-    Inside a transform `x` itself may be an ordinary tensor, but what it meets there (its mask, say) may not. Forward
-    mode goes the same ways, which are made of operations that torch can differentiate.
+    Inside a transform `x` itself may be an ordinary tensor while another argument (its mask, say) is not. Forward mode
+    takes the same code paths, which consist of operations that torch can differentiate.
     """
     return not (compiling() or torch._C._are_functorch_transforms_active() or in_forward_mode() or x.is_meta)
 
@@ -154,7 +154,7 @@ def is_number(value: object) -> bool:
 
 
 def plain(value: object) -> int | float:
-    """A number as Python's own: JSON and operator schemas do not know numpy's. Fits ``json.dumps(default=plain)``."""
+    """A number as Python's own: JSON and operator schemas do not take numpy's. Fits ``json.dumps(default=plain)``."""
     if is_whole(value):
         return int(value)  # type: ignore[call-overload, no-any-return]
     if is_number(value):
@@ -163,7 +163,7 @@ def plain(value: object) -> int | float:
 
 
 LARGEST = torch.finfo(torch.float32).max
-"""Of the numbers that options may be: what is computed with them is float32 at least."""
+"""The largest number that an option may be: what is computed with it is float32 at least."""
 
 
 def check_number(value: float, name: str, low: float = -math.inf) -> float:
@@ -209,12 +209,12 @@ def check_choice(value: str, choices: Iterable[str], name: str) -> str:
 _Error = TypeVar("_Error", bound=Exception)
 
 
-def with_remedy(kind: type[_Error], fault: str, remedy: str, **arguments: object) -> _Error:
+def with_remedy(error_type: type[_Error], fault: str, remedy: str, **arguments: object) -> _Error:
     """An error whose `remedy` has a ``{name}`` for each of the `arguments` to give (None: to leave out).
 
-    Its message words them for Python, ``overwrite=True``; `reworded` for whoever gives them in another way.
+    Its message names them as in Python, ``overwrite=True``; `reworded` does so for a caller with another syntax.
     """
-    error = kind(f"{fault} {_filled_in(remedy, arguments, _in_python)}")
+    error = error_type(f"{fault} {_filled_in(remedy, arguments, _in_python)}")
     error.remedy = fault, remedy, arguments  # type: ignore[attr-defined]
     return error
 
@@ -248,7 +248,7 @@ def check_free(path: Path, overwrite: bool, name: str = "out") -> None:
 
 
 def check_writable(path: Path, name: str = "out", make_folder: bool = False) -> None:
-    """A file can be written at `path`: found out before work whose result it is to hold.
+    """A file can be written at `path`: checked before long work whose result it will hold.
 
     Makes nothing but, with `make_folder`, the folder.
     """

@@ -1,4 +1,4 @@
-"""Packages that a plain install leaves out, and how to get them."""
+"""Optional packages: clear errors where one is missing, with the command that installs it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PACKAGES = {"PIL": "pillow", "sklearn": "scikit-learn", "pytorch_metric_learnin
 
 
 class MissingPackageError(ModuleNotFoundError):
-    """A package is not installed that what was asked for needs; the message says how to install it."""
+    """A package that is needed here is not installed; the message says how to install it."""
 
 
 def remedy(module: str) -> str:
@@ -37,7 +37,7 @@ def missing(module: str, what: str) -> MissingPackageError:
 
 
 def is_missing(error: ImportError, module: str) -> bool:
-    """Whether an import failed for want of this package, not of one that it needs itself."""
+    """Whether an import failed because this package is missing, not one that it imports itself."""
     return (error.name or "").partition(".")[0] == module
 
 
@@ -53,6 +53,6 @@ def needed(module: str, what: str) -> Iterator[None]:
 
 
 def check_installed(module: str, what: str) -> None:
-    """Before long work that needs a module at its end: see that it is there, without importing it."""
+    """See that a module is installed, without importing it, before long work that needs it at its end."""
     if importlib.util.find_spec(module) is None:
         raise missing(module, what)

@@ -1,4 +1,4 @@
-"""Files: whole or not there at all, wanted by two processes at once, left behind by a killed one."""
+"""Atomic writes, a lock between processes, and removal of the temporary files that killed processes left behind."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def sweep(path: Path) -> None:
 
 @contextlib.contextmanager
 def sole_writer(lock: Path, refusal: str) -> Iterator[None]:
-    """Hold the file `lock` meanwhile. The system frees the lock of a process that ends, however it ends.
+    """Hold the lock file `lock` in this context. The system frees the lock of a process that ends, however it ends.
 
     Where files cannot be locked (Windows, some network file systems), nothing is refused.
 

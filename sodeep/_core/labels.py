@@ -1,4 +1,4 @@
-"""Labels in every form people have them: numbers, strings, multi-hot, as tensors, arrays or lists.
+"""Labels of samples in any form: numbers, strings or multi-hot; tensors, arrays or lists.
 
 Every form becomes a tensor once, at the public function. Whole numbers become int64, never float32, in which
 10¹² + 1 and 10¹² + 2 are the same label.
@@ -38,7 +38,7 @@ def _from_python(labels: Any, name: str) -> Tensor:
     if listed and (array.dtype.kind in "US" or (array.dtype.kind == "f" and np.abs(array).max() >= 2**53)):
         array = np.asarray(labels, dtype=object)
     if array.dtype.kind in "OT" and array.ndim:
-        array = _of_one_kind(array, name)
+        array = _uniform(array, name)
     if array.dtype.kind in "biu":
         # big-endian arrays have no torch dtype; whole numbers above int64 wrap, one to one
         return torch.from_numpy(array.astype(bool if array.dtype.kind == "b" else np.int64))
@@ -51,7 +51,7 @@ def _from_python(labels: Any, name: str) -> Tensor:
     )
 
 
-def _of_one_kind(array: NDArray[Any], name: str) -> NDArray[Any]:
+def _uniform(array: NDArray[Any], name: str) -> NDArray[Any]:
     """Python objects as an array of bools, whole numbers or floats if all are numbers; as they are if all are strings.
 
     The first that does not go with the others is named.
@@ -61,32 +61,32 @@ def _of_one_kind(array: NDArray[Any], name: str) -> NDArray[Any]:
         return f"{describe(array[place])} at index {place[0] if len(place) == 1 else place}"
 
     strings: dict[tuple[int, ...], Any] = {}
-    found: dict[tuple[int, ...], Any] = {}
+    reals: dict[tuple[int, ...], Any] = {}
     for place, label in np.ndenumerate(array):
         if isinstance(label, (str, bytes)):
             strings[place] = label
         elif isinstance(label, (numbers.Real, np.bool_)) and (label == label or not strings):
-            found[place] = label
+            reals[place] = label
         else:  # None, or NaN among strings, as a table has them where a value is missing
             absent = label is None or isinstance(label, numbers.Real)
             remedy = "Drop such rows, or give them a label of their own." if absent else "Convert them, with str() say."
             raise TypeError(f"`{name}` must be numbers or strings, got {at(place)}. {remedy}")
-    if not found:
+    if not reals:
         return array
     if strings:
         raise TypeError(
-            f"`{name}` must be all numbers or all strings, got {at(next(iter(found)))} and {at(next(iter(strings)))}. "
+            f"`{name}` must be all numbers or all strings, got {at(next(iter(reals)))} and {at(next(iter(strings)))}. "
             "Make them of one kind, for example with str()."
         )
-    kinds = [bool if isinstance(x, (bool, np.bool_)) else int if is_whole(x) else float for x in found.values()]
-    kind = float if float in kinds else int if int in kinds else bool
-    values = [kind(x) for x in found.values()]
-    low = 0 if kind is int and min(values) >= 0 else -(2**63)
-    for place, value in zip(found, values, strict=True):
-        if (value == value != found[place]) if kind is float else not low <= value < low + 2**64:
-            held = "a float64" if kind is float else "one dtype of 64 bits"
+    types = {bool if isinstance(x, (bool, np.bool_)) else int if is_whole(x) else float for x in reals.values()}
+    common = float if float in types else int if int in types else bool
+    values = [common(x) for x in reals.values()]
+    low = 0 if common is int and min(values) >= 0 else -(2**63)
+    for place, value in zip(reals, values, strict=True):
+        if (value == value != reals[place]) if common is float else not low <= value < low + 2**64:
+            held = "a float64" if common is float else "one dtype of 64 bits"
             raise ValueError(f"`{name}` must be numbers that {held} can hold, got {at(place)}. Give them as strings.")
-    if kind is int:
+    if common is int:
         values = [(value + 2**63) % 2**64 - 2**63 for value in values]  # as torch makes int64 of uint64
     return np.array(values).reshape(array.shape)
 
@@ -100,20 +100,20 @@ def _code(label: str | bytes) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
-def as_labels(values: Tensor, name: str = "labels", rows: int | None = None, of: str = "embeddings") -> Tensor:
+def as_labels(values: Tensor, name: str = "labels", rows: int | None = None, rows_of: str = "embeddings") -> Tensor:
     """Checked labels: (n,) int64 or floating point, or multi-hot (n, c) int64. A column (n, 1) counts as (n,).
 
     Args:
         values: what `label_tensor` made of them.
         name: the argument, for messages.
         rows: the number of rows there must be; None takes any.
-        of: the argument that has these rows, for messages.
+        rows_of: the argument that has these rows, for messages.
     """
     if values.ndim == 2 and values.shape[1] == 1:
         values = values.squeeze(1)
     if values.ndim not in (1, 2) or (rows is not None and values.shape[0] != rows):
         expected = "(n,) or multi-hot (n, c)" if rows is None else f"({rows},) or multi-hot ({rows}, c)"
-        per_row = "" if rows is None else f", one label for each row of `{of}`"
+        per_row = "" if rows is None else f", one label for each row of `{rows_of}`"
         raise ValueError(
             f"`{name}` must have shape {expected}{per_row}, "
             f"got shape {tuple(values.shape)} and dtype {str(values.dtype).removeprefix('torch.')}."

@@ -1,4 +1,4 @@
-"""Lists, checked: scores with their relevance as one row a list, scores with a target, means over the real items."""
+"""Checked lists: scores with relevance or with a target, one row a list, and means over the items not masked."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def as_relevance(relevant: object, scores: Tensor, name: str = "relevant") -> Te
     return relevant != 0
 
 
-def prepare(scores: Tensor, relevant: Tensor, where: Tensor | None = None) -> Lists:
+def check_lists(scores: Tensor, relevant: Tensor, where: Tensor | None = None) -> Lists:
     """Check the arguments of a loss on lists and bring them to (Q, N), in float32 or wider."""
     check_scores(scores)
     relevant = as_relevance(relevant, scores)
@@ -94,14 +94,14 @@ def masked_mean(x: Tensor, where: Tensor | None, keepdim: bool = False) -> Tenso
     return x.masked_fill(~where, 0).sum(-1, keepdim=keepdim) / where.sum(-1, keepdim=keepdim).clamp(min=1)
 
 
-def of_one_item(scores: Tensor, other: str = "relevant") -> str:
+def one_item_hint(scores: Tensor, other: str = "relevant") -> str:
     """What a warning of undefined lists adds where each has one item, as with what nn.Linear(d, 1) gives."""
     if scores.shape[-1] != 1 or scores.numel() < 2 or not other:
         return ""
     return f" (lists of one item: did you mean scores.squeeze(-1) and {other}.squeeze(-1)?)"
 
 
-def warn_of_outputs(scores: Tensor, where: object, call: str, stacklevel: int) -> None:
+def warn_if_outputs_last(scores: Tensor, where: object, call: str, stacklevel: int) -> None:
     """Warn of lists of two items, many and unmasked: most likely (samples, outputs), where the last axis is the list.
 
     The text is the same for every batch, so that Python shows it once.

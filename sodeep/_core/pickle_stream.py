@@ -1,11 +1,11 @@
-"""Reads a pickle stream without unpickling it.
+"""Reads the plain data in a pickle stream without unpickling it.
 
 A pickle is a program, and `pickle.load` runs it. This is a reader of the part of that language that builds data: dicts,
 lists, tuples, numbers, strings and bytes. It imports nothing and calls nothing that the file names: a global is kept as
-its name, and subclasses say which few names they know and what these stand for. Anything else in the file is refused.
+its name, and a subclass lists the few names that it accepts and what replaces them. Anything else is refused.
 
-A file of a few bytes can ask for very much: containers a million deep, or one list used a million times. So how many
-things are built, how deep they lie in each other, and how large the whole would be if written out, all have bounds.
+A file of a few bytes can expand without limit: containers a million deep, or one list used a million times. So the
+number of objects, their nesting, and the size of the whole with all sharing undone are bounded.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _VALUES = frozenset(  # opcodes whose argument is the value
 
 
 class PickleReader:
-    """Reads one stream; a subclass knows some names.
+    """Reads one stream; a subclass accepts some names.
 
     Attributes:
         calls: name -> what a call of it gives, from its arguments.
@@ -89,7 +89,7 @@ class PickleReader:
         return self.finish(self.load(io.BytesIO(data), len(data)))
 
     def load(self, file: io.BytesIO, length: int) -> Any:
-        """What the pickle at the file's position builds, up to its end; `finish` puts in what is to be put in.
+        """What the pickle at the file's position builds, up to its end; `finish` then converts its leaves.
 
         Raises:
             NotPlainError: it is no pickle, it is damaged, or it holds anything else. Nothing of it has run.
@@ -111,10 +111,10 @@ class PickleReader:
             raise NotPlainError(f"it is no pickle, or a damaged one ({error})") from None
         raise NotPlainError("it is no pickle, or a damaged one (it has no end)")
 
-    # ---- what a subclass may know ----
+    # ---- for subclasses to override ----
 
     def persistent(self, pid: Any) -> Any:
-        """What a reference to something outside the pickle stands for."""
+        """The object for a reference to something outside the pickle."""
         raise NotPlainError("it uses BINPERSID, which plain data does not need")
 
     def set_state(self, target: Any, state: Any) -> None:
@@ -122,7 +122,7 @@ class PickleReader:
         raise NotPlainError(f"it is damaged (a state for a {type(target).__name__})")
 
     def leaf(self, value: Any) -> tuple[Any, int]:
-        """What something that is no container is in the end, and its size in bytes or so."""
+        """The final form of something that is no container, and its approximate size in bytes."""
         if isinstance(value, (str, bytes, bytearray)):
             return value, 8 + len(value)
         if value is None or isinstance(value, (int, float)):
@@ -218,7 +218,7 @@ class PickleReader:
     # ---- the end ----
 
     def finish(self, root: Any) -> Any:
-        """`root` with every leaf as it is in the end. Each container once, as many may share it.
+        """`root` with every leaf converted. Each container is converted once, as many may share it.
 
         Raises:
             NotPlainError: containers are too deep, hold themselves, or would be very large with all sharing undone.
@@ -275,8 +275,8 @@ class PickleReader:
         return _Done(container, value, depth, size)
 
 
-def expect(value: Any, kind: type) -> Any:
+def expect(value: Any, expected: type) -> Any:
     """`value`, which a damaged file may have of another type."""
-    if not isinstance(value, kind):
-        raise NotPlainError(f"it is damaged (a {type(value).__name__} where a {kind.__name__.strip('_')} belongs)")
+    if not isinstance(value, expected):
+        raise NotPlainError(f"it is damaged (a {type(value).__name__} where a {expected.__name__.strip('_')} belongs)")
     return value

@@ -27,7 +27,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 
 
 def style(place: int) -> dict[str, Any]:
-    """Colour and line style of the loss that stands at `place` in the list of losses."""
+    """Colour and line style of the loss at position `place` in the list of losses."""
     return {
         "color": COLOURS[place % len(COLOURS)],
         "linestyle": ("-", "--", ":", "-.")[place // len(COLOURS) % 4],

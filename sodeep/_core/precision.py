@@ -1,4 +1,4 @@
-"""Precision: ranks, targets and losses live in float32 or wider, whatever autocast says.
+"""Precision: ranks, targets and losses are computed in float32 or wider, under autocast too.
 
 The whole numbers above 256 do not fit in bfloat16, nor those above 2,048 in float16: ranks in half precision are wrong.
 """
@@ -41,7 +41,7 @@ def full_precision(function: Callable[P, R]) -> Callable[P, R]:
     return wrapper
 
 
-# asked once, here: torch.compile of torch 2.4 cannot trace the question
+# once, at import: torch.compile of torch 2.4 cannot trace this call
 _AUTOCAST = tuple(device for device in ("cpu", "cuda", "mps", "xpu", "hpu") if torch.amp.is_autocast_available(device))
 
 

@@ -1,4 +1,4 @@
-"""How far long work has come, and how much longer it takes."""
+"""A progress line for long work: the fraction done and the time left."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REDRAWN = 0.2
 
 
 class Progress:
-    """Say how much of the work is done and about how much time is left, on stderr unless told otherwise.
+    """Report how much of the work is done and about how much time is left, by default on stderr.
 
     On a terminal that is one line, drawn again and again. In a file or a pipe it is a line after `FIRST` seconds, and
     then ever more rarely, each when the time so far has doubled, but at most `RAREST` seconds after the one before: a
@@ -27,7 +27,7 @@ class Progress:
 
     Args:
         label: what is done.
-        start: share of the work that was done before.
+        initial: fraction of the work that was done before.
         stream: where to.
         clock: seconds, from any start.
 
@@ -40,27 +40,28 @@ class Progress:
     def __init__(
         self,
         label: str,
-        start: float = 0.0,
+        initial: float = 0.0,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.label, self.share, self.clock = label, start, clock
+        self.label, self.initial, self.clock = label, initial, clock
         self.stream: TextIO | None = sys.stderr if stream is None else stream
         self.terminal = self.stream is not None and self.stream.isatty()  # None in programs without a console
         self.start = clock()
         self.next = 0.0 if self.terminal else FIRST
 
-    def update(self, share: float, status: Callable[[], str] | None = None) -> None:
-        """Called as often as one likes; `share` of the work is done, and `status` is asked for if a line is written."""
+    def update(self, fraction: float, status: Callable[[], str] | None = None) -> None:
+        """May be called at any rate; `fraction` of the work is done, and `status` is called if a line is written."""
         if self.stream is None:
             return
         spent = self.clock() - self.start
         if spent < self.next:
             return
         self.next = spent + (REDRAWN if self.terminal else min(max(spent, FIRST), RAREST))
-        line = f"{self.label}: {min(share, 1):.0%}"
-        if share > self.share:
-            line += f", about {in_words(spent * max(1 - share, 0) / (share - self.share))} left"
+        line = f"{self.label}: {min(fraction, 1):.0%}"
+        if fraction > self.initial:
+            left = spent * max(1 - fraction, 0) / (fraction - self.initial)
+            line += f", about {format_seconds(left)} left"
         self._write(line + (f"; {status()}" if status is not None else ""))
 
     def close(self) -> None:
@@ -82,11 +83,11 @@ class Progress:
             self.stream = None
 
 
-def in_words(seconds: float) -> str:
-    """A time as people write it.
+def format_seconds(seconds: float) -> str:
+    """Minutes and seconds, with hours where there are any.
 
     Example:
-        >>> in_words(8), in_words(75), in_words(3 * 3600 + 62)
+        >>> format_seconds(8), format_seconds(75), format_seconds(3 * 3600 + 62)
         ('0:08', '1:15', '3:01:02')
     """
     minutes, seconds = divmod(round(seconds), 60)

@@ -1,4 +1,4 @@
-"""Safetensors files whose header is a JSON object of ours, with checksums over everything in the file.
+"""Safetensors files with a JSON object in their metadata, and checksums over everything in the file.
 
 The object is the one entry of the safetensors metadata. Beside the fields that the caller puts there, it has
 
@@ -37,8 +37,8 @@ class DamagedError(ValueError):
         pickled: it looks like a pickled checkpoint of PyTorch.
     """
 
-    def __init__(self, found: str, pickled: bool = False) -> None:
-        super().__init__(found)
+    def __init__(self, reason: str, pickled: bool = False) -> None:
+        super().__init__(reason)
         self.pickled = pickled
 
 
@@ -91,17 +91,17 @@ def parse_header(data: bytes, size: int, key: str) -> dict[str, Any]:
 
 
 def check_header(data: bytes, header: Mapping[str, Any], fields: Mapping[str, type | tuple[type, ...]]) -> None:
-    """DamagedError unless the header is the one that was written, as far as its file says, and has these fields."""
+    """DamagedError unless the header agrees with its checksum, if it has one, and has these fields."""
     if "checksum" in header and not _sound(data[: header_end(data)]):
         raise DamagedError("its header is damaged (the checksum differs)")
-    for field, kind in fields.items():
+    for field, expected in fields.items():
         value = header.get(field)
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
             raise DamagedError(f"its header has no valid '{field}'")
 
 
 def check_tensors(data: bytes, sha256: str) -> dict[str, Tensor]:
-    """The tensors of a file whose header says `sha256` of them."""
+    """The tensors of a file, which must have the checksum `sha256`."""
     if tensors_checksum(data) != sha256:
         raise DamagedError("its tensors are damaged (the checksum differs)")
     try:
@@ -129,8 +129,8 @@ def recognise(start: bytes) -> str | None:
 
 def _sound(head: bytes) -> bool:
     """Whether the checksum in a file's header is that of the header."""
-    found = re.search(rb'\\"checksum\\": \\"([0-9a-f]{64})\\"', head)  # of JSON within JSON
-    if found is None:
+    match = re.search(rb'\\"checksum\\": \\"([0-9a-f]{64})\\"', head)  # of JSON within JSON
+    if match is None:
         return False
-    blank = head[: found.start(1)] + _ZEROS.encode() + head[found.end(1) :]
-    return hashlib.sha256(blank).hexdigest().encode() == found[1]
+    blank = head[: match.start(1)] + _ZEROS.encode() + head[match.end(1) :]
+    return hashlib.sha256(blank).hexdigest().encode() == match[1]

@@ -1,8 +1,8 @@
 """The arithmetic of soft ranks: sums of soft comparisons over all pairs of a list, and their derivatives.
 
-A soft rank is ``1/2 + sum over j of c((x_j - x_i) / tau)`` for a comparison c that rises from 0 to 1: a sigmoid, in
-tiles of pairs, or the distribution function of Laplace, whose sums run along the sorted list. Values and gradients are
-in closed form, and no pair is stored.
+A soft rank is ``1/2 + sum over j of F((x_j - x_i) / tau)`` for a comparator F that rises from 0 to 1: a sigmoid, whose
+sums are taken over tiles of pairs, or the Laplace cdf, whose sums are running sums along the sorted list. Values and
+gradients are in closed form, and no pair is stored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ smooth."""
 
 
 class Width(NamedTuple):
-    """How lists lie on the axis of scores: (..., 1) each, in float64."""
+    """Scale and location of lists: (..., 1) each, in float64."""
 
     tau: Tensor
     middle: Tensor
@@ -86,7 +86,7 @@ def check_tau(tau: Tensor, x: Tensor) -> Tensor:
     return tau
 
 
-def soft_rank(pairs: type[Comparison], x: Tensor, width: Width, where: Tensor | None) -> Tensor:
+def soft_rank(pairs: type[Comparator], x: Tensor, width: Width, where: Tensor | None) -> Tensor:
     """Soft ranks by the comparator `pairs`: 1/2 + Σ_j F((s_j − s_i) / tau), where j = i adds the missing half."""
     if not readable(x):
         return clear(pairs.traced(sink(x, where), width.tau), where)
@@ -101,7 +101,7 @@ class _SoftRank(Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, where: Tensor | None, width: Width, pairs: type[Comparison]) -> Tensor:
+    def forward(ctx: Any, x: Tensor, where: Tensor | None, width: Width, pairs: type[Comparator]) -> Tensor:
         ranks, *state = pairs.rank(sink(x, where), width)
         ctx.pairs = pairs
         ctx.save_for_backward(x, where, width.tau, *state)
@@ -119,7 +119,7 @@ class _SoftRankGradient(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, g: Tensor, pairs: type[Comparison], x: Tensor, where: Tensor | None, tau: Tensor, *state: Tensor
+        ctx: Any, g: Tensor, pairs: type[Comparator], x: Tensor, where: Tensor | None, tau: Tensor, *state: Tensor
     ) -> Tensor:
         ctx.pairs = pairs
         ctx.save_for_backward(g, x, where, tau, *state)
@@ -127,7 +127,7 @@ class _SoftRankGradient(Function):
 
     @staticmethod
     def value(
-        g: Tensor, pairs: type[Comparison], x: Tensor, where: Tensor | None, tau: Tensor, *state: Tensor
+        g: Tensor, pairs: type[Comparator], x: Tensor, where: Tensor | None, tau: Tensor, *state: Tensor
     ) -> Tensor:
         return clear(pairs.gradient(clear(g, where), sink(x, where), tau, *state), where)
 
@@ -141,7 +141,7 @@ class _SoftRankGradient(Function):
         return by_g, None, by_x, None, None, *(None for _ in state)
 
 
-class Comparison:
+class Comparator:
     """A comparator F, with f = F': its sums over all pairs of a list (..., n)."""
 
     @classmethod
@@ -151,7 +151,7 @@ class Comparison:
 
     @classmethod
     def rank(cls, x: Tensor, width: Width) -> tuple[Tensor, ...]:
-        """The same, and then whatever the other two want to be handed again."""
+        """The same, followed by the tensors that `gradient` and `curvature` need as `state`."""
         raise NotImplementedError
 
     @classmethod
@@ -165,7 +165,7 @@ class Comparison:
         raise NotImplementedError
 
 
-class Sigmoid(Comparison):
+class Sigmoid(Comparator):
     """The sigmoid σ, with f = σ(1 − σ) and f' = f(1 − 2σ).
 
     σ − 1/2 and f' are odd in the difference and f is even, so each pair is visited once: a tile of the n × n pairs
@@ -232,7 +232,7 @@ _TILE_SIDE = {True: 2**9, False: 2**11}
 """On a CPU a tile that fits its cache, elsewhere one that keeps the device busy."""
 
 
-class Laplace(Comparison):
+class Laplace(Comparator):
     """The Laplace cdf, f(d) = exp(−|d|)/2, for any spread.
 
     In the sorted list each sum over pairs is a sum over the items below, weighted by exp(y_j − y_i), and one over the
@@ -279,7 +279,7 @@ class Laplace(Comparison):
 
     @classmethod
     def place(cls, y: Tensor, width: Width) -> Tensor:
-        """What `running_sums` wants to know of the sorted scores; `y` may be overwritten."""
+        """The sorted scores in the form that `running_sums` needs; `y` may be overwritten."""
         return _above_minus_infinity(y)
 
     @classmethod
@@ -302,20 +302,20 @@ class Laplace(Comparison):
     def scanned_sums(cls, place: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
         """The same with u None, in as many steps whatever n: what torch.compile makes serves all lengths.
 
-        What is left of an item after `_GONE` tau adds nothing to the 1 of the item itself: gaps need not be wider, and
-        the logarithms of the sums stay small enough to be exact to rounding.
+        An item `_FAR` tau away adds nothing to the 1 of the item itself: gaps need not be wider, and the
+        logarithms of the sums stay small enough to be exact to rounding.
         """
-        along = pad((place.diff(dim=-1) / tau).clamp(max=_GONE), (1, 0)).cumsum(-1)
+        along = pad((place.diff(dim=-1) / tau).clamp(max=_FAR), (1, 0)).cumsum(-1)
         below = along.logcumsumexp(-1) - along
         above = (-along).flip(-1).logcumsumexp(-1).flip(-1) + along
         return below.exp(), above.exp()
 
 
-_GONE = 50.0
+_FAR = 50.0
 """exp(-50) is below a millionth of the rounding of float64."""
 
 
-class _NarrowLaplace(Laplace):
+class NarrowLaplace(Laplace):
     """The same for lists that span less than `_WIDEST` tau: plain sums of exponentials stay inside float64."""
 
     @classmethod
@@ -333,7 +333,7 @@ class _NarrowLaplace(Laplace):
 
 
 def _above_minus_infinity(x: Tensor) -> Tensor:
-    """`x` with -inf, where masked items stand, made finite: the difference of two infinities is NaN."""
+    """`x` with -inf, the value of masked items, made finite: the difference of two infinities is NaN."""
     return x.clamp(min=torch.finfo(x.dtype).min)
 
 

@@ -1,4 +1,4 @@
-"""Sorting, which is most of what an exact rank costs: on a CPU by numpy, which is quicker at it than torch."""
+"""Sorting, which is most of the cost of an exact rank: on a CPU by numpy, which is faster at it than torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sodeep._core.precision import wide_dtype
 
 
 def ascending(x: Tensor) -> tuple[Tensor, Tensor]:
-    """`x` ascending along the last axis, and where each value came from. The order inside a run of ties is free."""
+    """`x` ascending along the last axis, and where each value came from. Ties are in no particular order."""
     if x.device.type != "cpu" or not readable(x):
         return torch.sort(x)
     order = _cpu_order(x)
@@ -38,7 +38,7 @@ def ordered_floats(x: Tensor) -> Tensor:
 def _cpu_order(x: Tensor) -> Tensor:
     """torch.argsort of float32 or float64 without NaN by numpy's vectorised sorts: 2 to 8 times faster.
 
-    numpy knows no graph and no view with the sign turned; `force` leaves both behind.
+    numpy has no graph and no lazily negated views; `force` gives plain values.
     """
     if x.dtype == torch.float64:
         return torch.from_numpy(np.argsort(x.numpy(force=True), axis=-1))

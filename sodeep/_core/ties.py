@@ -1,4 +1,4 @@
-"""Equal rows have equal scores wherever they stand, which a matrix product alone does not give them.
+"""Equal scores for equal rows, which a matrix product alone does not give.
 
 Its kernel adds up the terms of an entry in an order that depends on the place of the entry: at the edge of a block, and
 everywhere when one side is a single row. So copies of one row get scores that differ in their last bit, and a ranking
@@ -23,19 +23,19 @@ def tie_equal_rows(scores: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """
     if not readable(scores):
         return scores
-    found = None
+    repeated = None
     for axis, rows in enumerate((x, y)):
         if axis == 0 or y is not x:
-            found = _copies(rows.detach())
-        if found is not None:
-            copies, first = found
+            repeated = _copies(rows.detach())
+        if repeated is not None:
+            copies, first = repeated
             with torch.no_grad():
                 scores.index_copy_(axis, copies, scores.index_select(axis, first))
     return scores
 
 
 def _copies(rows: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Rows that occur more than once (k,), and for each the first of its kind (k,); None if there are none."""
+    """Rows that occur more than once (k,), and for each the first row equal to it (k,); None if there are none."""
     column = rows[:, 0]
     if column.device.type == "cpu":  # nearly always all differ in one place already, which numpy sees at once
         ordered = np.sort(column.numpy())
@@ -45,13 +45,13 @@ def _copies(rows: Tensor) -> tuple[Tensor, Tensor] | None:
     some = some[_shared(rows[some].amax(-1))]  # exact in any order, and rarely one number for two rows
     if len(some) == 0:
         return None
-    kind = torch.unique(rows[some], dim=0, return_inverse=True)[1]
-    first = torch.full_like(kind, len(rows)).scatter_reduce(0, kind, some, "amin")
-    return some, first[kind]
+    group = torch.unique(rows[some], dim=0, return_inverse=True)[1]
+    first = torch.full_like(group, len(rows)).scatter_reduce(0, group, some, "amin")
+    return some, first[group]
 
 
 def _shared(values: Tensor) -> Tensor:
-    """Where the values (n,) stand that occur more than once."""
+    """Indices of the values (n,) that occur more than once."""
     ordered, order = ascending(values)
     same = ordered[1:] == ordered[:-1]
     return order[pad(same, (0, 1)) | pad(same, (1, 0))]

@@ -1,4 +1,4 @@
-"""Sorters in files: saved, loaded, imported from 2019, exported."""
+"""Sorters in files: saving, loading, importing checkpoints of the 2019 code, exporting with ``torch.export``."""
 
 from sodeep.checkpoint.export import export_sorter as export_sorter
 from sodeep.checkpoint.format import (

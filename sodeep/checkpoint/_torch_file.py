@@ -1,6 +1,6 @@
 """Reads what `torch.save` wrote, a dict of tensors and plain values, without unpickling it.
 
-Of the names that such a file may ask for, these few are understood: `collections.OrderedDict`, the rebuilding of a
+Of the names that such a file may refer to, these few are accepted: `collections.OrderedDict`, the rebuilding of a
 dense tensor from a storage of real numbers, and `argparse.Namespace`, which comes back as a dict. A tensor is made only
 once the file has the bytes for it. Both formats are read: the zip archive of today, and the one before PyTorch 1.6.
 """
@@ -86,8 +86,8 @@ class _Reader(PickleReader):
 
     def persistent(self, pid: Any) -> _Storage:
         """A storage: ("storage", type, key, place, count), and None for "not a part of another"."""
-        kind, dtype, key, _, count, *view = expect(pid, tuple)
-        if kind != "storage" or view not in ([], [None]):
+        tag, dtype, key, _, count, *view = expect(pid, tuple)
+        if tag != "storage" or view not in ([], [None]):
             raise NotPlainError("it is damaged (a reference to something other than numbers)")
         name = expect(dtype, Name).name
         if name not in _DTYPES:
@@ -119,7 +119,7 @@ class _Reader(PickleReader):
         return view
 
     def set_state(self, target: Any, state: Any) -> None:
-        """The attributes of a Namespace; those of an OrderedDict say nothing of its entries."""
+        """The attributes of a Namespace; those of an OrderedDict are ignored, as they are not its entries."""
         if isinstance(target, _Namespace):
             self._set_items(target, [part for item in expect(state, dict).items() for part in item])
         else:
@@ -154,10 +154,10 @@ def _read_zip(data: bytes) -> Any:
     except NotPlainError:
         raise
     except Exception as error:  # whatever damaged bytes lead the reader of archives to
-        raise NotPlainError(f"it is an archive that is truncated or damaged ({_told(error)})") from None
+        raise NotPlainError(f"it is an archive that is truncated or damaged ({_reason(error)})") from None
 
 
-def _told(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return str(error).strip("'\"").rstrip(".") or type(error).__name__
 
 
@@ -195,16 +195,16 @@ def _read_legacy(data: bytes) -> Any:
     keys = _plain(file)
     if not isinstance(keys, list) or {*map(str, keys)} != reader.storages.keys():
         raise NotPlainError("it is truncated or damaged (the numbers are not those that its tensors name)")
-    found, view = {}, memoryview(data)
+    parts, view = {}, memoryview(data)
     for key in keys:
         storage = reader.storages[key]
         start = file.tell() + 8
         if int.from_bytes(file.read(8), "little") != storage.count:
             raise NotPlainError("it is truncated or damaged (the numbers of a tensor are missing)")
         end = start + storage.count * storage.dtype.itemsize
-        found[key] = view[start:end]
+        parts[key] = view[start:end]
         file.seek(min(end, len(data)))
-    reader.read_storage = lambda storage: _numbers(storage, found[storage.key])
+    reader.read_storage = lambda storage: _numbers(storage, parts[storage.key])
     return reader.finish(value)
 
 

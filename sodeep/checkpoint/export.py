@@ -1,4 +1,4 @@
-"""Sorters as a program that runs without sodeep: ``torch.export`` files (.pt2)."""
+"""Sorters as programs that run without sodeep: ``torch.export`` files (.pt2)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def export_sorter(path: str | os.PathLike[str], sorter: Sorter, n: int | None = 
     Args:
         path: the .pt2 file.
         sorter: a sorter, frozen or not; its weights become constants.
-        n: fix the length of the lists. None: any length from 2 on, or the one length of a length-tied sorter. The
+        n: fix the length of the lists. None: any length from 2 on, or the one of a fixed-length sorter. The
             recurrent sorters that take any length need it: ``torch.export`` unrolls their loop.
 
     Raises:

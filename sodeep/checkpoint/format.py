@@ -2,7 +2,7 @@
 
 The file's metadata has one entry, ``sodeep``, a JSON object: a `Header`, and the checksums of `sodeep._core.sealed`.
 
-Nothing is ever unpickled, and the size of what a file makes us allocate is bounded by the size of the file.
+Nothing is ever unpickled, and the memory that reading a file takes is bounded by its size.
 A checkpoint of the 2019 training script is a pickle: `import_sodeep2019` reads it without running code from it.
 """
 
@@ -28,7 +28,6 @@ from sodeep.sorters import SORTERS, build_sorter
 from sodeep.sorters.base import Sorter
 
 FORMAT_VERSION = 1
-
 METADATA_KEY = "sodeep"
 
 STORED_DTYPES = (torch.float16, torch.float32, torch.float64)
@@ -38,14 +37,14 @@ _MOST_FAULTS = 8  # that a message lists
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    """What a sorter file says of its sorter.
+    """The metadata of a sorter file.
 
     Attributes:
         sorter, config: ``build_sorter(sorter, **config)`` is the network.
         n_parameters: how many weights it has.
-        training: what the training run says of itself (seed, steps, lengths, score range, errors, ...).
+        training: the record of the training run (seed, steps, lengths, score range, errors, ...).
         library_version: the version of sodeep that wrote it.
-        format_version: a reader refuses a higher one than its own.
+        format_version: a reader refuses a version newer than it supports.
         sha256: of the tensors' bytes; `seal` writes it.
     """
 
@@ -74,8 +73,8 @@ class Header:
             if isinstance(version, int) and version > FORMAT_VERSION:
                 newer = f"its format version is {version}, and this sodeep ({__version__}) reads up to"
                 raise not_a_sorter(path, f"{newer} {FORMAT_VERSION}", "Update sodeep.")
-            kinds = {name: get_origin(kind) or kind for name, kind in get_type_hints(cls).items()}
-            check_header(data, values, kinds)
+            types = {name: get_origin(hint) or hint for name, hint in get_type_hints(cls).items()}
+            check_header(data, values, types)
             for field in ("lengths", "known_lengths", "scores"):
                 if not _is_range(values["training"].get(field, [0, 0])):
                     raise DamagedError(f"its header has no valid 'training' (its '{field}' is not two numbers)")
@@ -84,7 +83,7 @@ class Header:
                 remedy = "If the 2019 training script wrote it: sodeep import-sorter, or import_sodeep2019(path)."
                 raise not_a_sorter(path, str(error), remedy) from None
             raise not_a_sorter(path, str(error)) from None
-        return cls(**{name: values[name] for name in kinds})
+        return cls(**{name: values[name] for name in types})
 
 
 def _is_range(value: object) -> bool:
@@ -93,7 +92,7 @@ def _is_range(value: object) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class SorterCard:
-    """What a sorter file says of itself, read without its weights.
+    """A description of a sorter file, read without its weights.
 
     Attributes:
         name: the file's name without its ending; what `load_sorter` takes for a shipped one.
@@ -103,7 +102,7 @@ class SorterCard:
         seq_len: the one length of list it takes, or None for any.
         n_parameters: how many weights.
         bytes: size of the file.
-        training: what its training run wrote (see `save_sorter`).
+        training: the record of its training run (see `save_sorter`).
         library_version: the version of sodeep that wrote it.
     """
 
@@ -130,7 +129,7 @@ def save_sorter(
         path: where; by convention it ends in ``.safetensors``.
         sorter: a sorter of this library, trained or not, frozen or not.
         training: plain JSON values to keep beside it: seed, steps, ``lengths`` [shortest, longest], ``scores``
-            [lowest, highest], errors per distribution, ... Default: what the sorter knows, ``sorter.trained``.
+            [lowest, highest], errors per distribution, ... Default: ``sorter.trained``.
         dtype: how to store the weights: torch.float16 halves the file and is read back as float32. Biases and other
             vectors are few and do not bear rounding: they are stored in float32 at least. Default: as they are.
 
@@ -237,7 +236,7 @@ def list_sorters() -> list[SorterCard]:
 
 
 def read_header(name_or_path: str | os.PathLike[str]) -> SorterCard:
-    """What a sorter file says of itself; its weights are not read.
+    """The description of a sorter file; its weights are not read.
 
     Args:
         name_or_path: as for `load_sorter`.
@@ -311,9 +310,9 @@ def _read(path: Path, *stamp: int) -> tuple[Header, dict[str, Tensor]]:
         raise not_a_sorter(path, str(error)) from None
 
 
-def not_a_sorter(path: Path, found: str, remedy: str = "Get the file again, or train one.") -> ValueError:
+def not_a_sorter(path: Path, reason: str, remedy: str = "Get the file again, or train one.") -> ValueError:
     """The error that `path` is no sorter file, and what to do."""
-    return ValueError(f"{path} is not a sorter file: {found}. {remedy}")
+    return ValueError(f"{path} is not a sorter file: {reason}. {remedy}")
 
 
 def restore(path: Path, name: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Sorter:
@@ -331,25 +330,25 @@ def restore(path: Path, name: str, config: Mapping[str, Any], tensors: Mapping[s
     except (ValueError, TypeError, RuntimeError, OverflowError, MemoryError) as error:
         reason = str(error).removesuffix(".")
         raise not_a_sorter(path, f"its config does not build a {name} sorter: {reason}") from None
-    own = sorter.state_dict()
-    faults = misfits(own, tensors)
-    faults = faults or [f"{key} {fault}" for key in own if (fault := _tensor_fault(tensors[key], own[key]))]
+    expected = sorter.state_dict()
+    faults = misfits(expected, tensors)
+    faults = faults or [f"{key} {fault}" for key in expected if (fault := _tensor_fault(tensors[key], expected[key]))]
     if faults:
         raise not_a_sorter(path, f"its tensors are not those of this {name} sorter: {listed(faults)}")
     wide = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors.values()) else torch.float32
-    own = {key: tensor.to(wide if tensor.is_floating_point() else None, copy=True) for key, tensor in tensors.items()}
-    sorter.load_state_dict(own, assign=True)
+    state = {key: tensor.to(wide if tensor.is_floating_point() else None, copy=True) for key, tensor in tensors.items()}
+    sorter.load_state_dict(state, assign=True)
     return sorter
 
 
-def misfits(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
+def misfits(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[str]:
     """What keeps tensors from being those expected, by name and shape."""
-    faults = [f"{key} is missing" for key in expected if key not in found]
-    faults += [f"{key} is unexpected" for key in found if key not in expected]
+    faults = [f"{key} is missing" for key in expected if key not in given]
+    faults += [f"{key} is unexpected" for key in given if key not in expected]
     return faults + [
-        f"{key} has shape {tuple(found[key].shape)} instead of {tuple(tensor.shape)}"
+        f"{key} has shape {tuple(given[key].shape)} instead of {tuple(tensor.shape)}"
         for key, tensor in expected.items()
-        if key in found and found[key].shape != tensor.shape
+        if key in given and given[key].shape != tensor.shape
     ]
 
 

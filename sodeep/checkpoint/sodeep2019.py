@@ -49,9 +49,9 @@ def import_sodeep2019(path: str | os.PathLike[str]) -> Sorter:
             f"{path} must hold one of the models {', '.join(_MODELS_2019)}, got {describe(model)}. "
             "The 2019 'exa' has no weights: use sigmoid_rank."
         )
-    name, tied = _MODELS_2019[model]
+    name, sized = _MODELS_2019[model]
     tensors = {_rename_2019(str(key)): tensor for key, tensor in weights.items() if isinstance(tensor, Tensor)}
-    seq_len = int(tensors[tied].shape[-1]) if tied in tensors and tensors[tied].ndim else args.get("seq_len")
+    seq_len = int(tensors[sized].shape[-1]) if sized in tensors and tensors[sized].ndim else args.get("seq_len")
     config: dict[str, Any] = {"seq_len": seq_len, "normalize": False}
     if "init" in inspect.signature(SORTERS[name]).parameters:
         config["init"] = "random"
@@ -89,7 +89,7 @@ def _read_2019(path: Path) -> dict[str, Any]:
     return checkpoint
 
 
-# 2019 name: our name, and (by our name) the weight whose last axis is the length of list, if it is tied to one
+# name in 2019 -> name here, and of a fixed-length network a weight (by its name here) whose last axis is the length
 _MODELS_2019 = {
     "cnn": ("cnn", "head.bias"),
     "lstm": ("lstm", "head.bias"),

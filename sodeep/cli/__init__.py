@@ -1,6 +1,6 @@
-"""The command line.
+"""The command line, ``sodeep``.
 
-What imports torch is imported when a command runs, so that help and ``--version`` answer at once.
+Modules that import torch are imported when a command runs, so that ``--help`` and ``--version`` answer at once.
 """
 
 from sodeep.cli import sorters

@@ -244,7 +244,7 @@ def _say(text: str) -> None:
     try:
         click.echo(text)
     except OSError as error:
-        with contextlib.suppress(OSError):  # what is still to be written would be an error again when Python ends
+        with contextlib.suppress(OSError):  # or flushing it would fail again when Python ends
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise _OutputError(f"the output cannot be written ({error.strerror})") from error
 

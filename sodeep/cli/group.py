@@ -1,4 +1,4 @@
-"""The command ``sodeep``: its group, its errors, and the kinds of values that its options take."""
+"""The command group ``sodeep``, its error messages, and the types of its option values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
-            raise  # click's own affair
+            raise  # handled by click
         except sodeep.TrainingInterrupted as stop:
             kept = f" Its state is in {stop.checkpoint}: go on with --resume." if stop.checkpoint else ""
             click.echo(f"Stopped after step {stop.step}.{kept}", err=True)
@@ -33,7 +33,7 @@ class _Group(click.Group):
 
 
 def _is_too_large(error: Exception) -> bool:
-    """Whether PyTorch, which says so in a RuntimeError, or Python could not make an array of the size asked for."""
+    """Whether an array was too large for the memory; of PyTorch, that is a RuntimeError with one of several texts."""
     return isinstance(error, MemoryError) or any(
         word in str(error) for word in ("not enough memory", "allocate memory", "out of memory", "Storage size")
     )
@@ -44,7 +44,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _message(error: Exception) -> str:
-    """The message of an error, in the words of the command line where it has them."""
+    """The message of an error, with options of the command line in place of arguments."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if error.filename is None else f"{error.strerror}: {error.filename}"
     from sodeep._core.checks import reworded

@@ -1,4 +1,4 @@
-"""What ``sodeep --help`` lists, said again here so that help imports no torch. Tests hold it to the code."""
+"""Names that ``sodeep --help`` lists, repeated here so that help imports no torch; tests compare them with the code."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import click
 
 import sodeep
 from sodeep._core.extras import needed
-from sodeep._core.progress import Progress, in_words
+from sodeep._core.progress import Progress, format_seconds
 from sodeep.cli.group import Seconds, UserPath
 from sodeep.cli.names import DISTRIBUTIONS, SORTERS, VALUE_LOSSES
 
@@ -53,7 +53,7 @@ def _setting(text: str) -> tuple[str, Any]:
     type=int,
     nargs=2,
     metavar="LOW HIGH",
-    help="Shortest and longest list of a length-free sorter.  [default: 2 1000]",
+    help="Shortest and longest list of a sorter for any length.  [default: 2 1000]",
 )
 @click.option(
     "--sorter-config", multiple=True, callback=_settings, metavar="NAME=VALUE", help="Of the network; repeatable."
@@ -73,7 +73,7 @@ def _setting(text: str) -> tuple[str, Any]:
     type=UserPath(path_type=Path),
     help="Your own score lists, .npy or .csv, one a row; a single column is one list.",
 )
-@click.option("--steps", type=int, help="Optimisation steps.  [default: as usual for the sorter]")
+@click.option("--steps", type=int, help="Optimisation steps.  [default: that of the sorter]")
 @click.option(
     "--max-time",
     type=Seconds(),
@@ -83,15 +83,16 @@ def _setting(text: str) -> tuple[str, Any]:
 @click.option(
     "--batch-size",
     type=int,
-    help="Lists a step (lists of 100, for a length-free sorter).  [default: as usual for the sorter]",
+    help="Lists a step (of 100 items, for a sorter for any length).  [default: that of the sorter]",
 )
-@click.option("--lr", type=float, help="Peak learning rate.  [default: as usual for the sorter]")
-@click.option("--warmup", type=float, help="Share of the run in which the learning rate rises.")
+@click.option("--lr", type=float, help="Peak learning rate.  [default: that of the sorter]")
+@click.option("--warmup", type=float, help="Fraction of the run in which the learning rate rises.")
 @click.option("--clip", type=float, help="Largest gradient norm.")
 @click.option("--ema", type=float, help="Decay of the running average of the weights.")
 @click.option("--value-loss", type=click.Choice(VALUE_LOSSES), help="On the normalised ranks.")
 @click.option("--gradient-weight", type=float, help="Of the gradient term; 0 trains on values alone.")
 @click.option("--gradient-tau", type=float, help="Sharpness of the gradient's target, in standard deviations.")
+@click.option("--gradient-fraction", type=float, help="Fraction of the lists that the gradient term is taken on.")
 @click.option("--seed", type=int)
 @click.option("--validate-every", type=int, help="Steps between validations (and saved states).")
 @click.option("--device", help="auto, cpu, cuda, ...")
@@ -101,7 +102,7 @@ def _setting(text: str) -> tuple[str, Any]:
 @click.option("--log-dir", type=UserPath(path_type=Path), help="Write TensorBoard logs to this folder.")
 @click.option("--resume", is_flag=True, help="Go on with the unfinished run of --out, with its options.")
 @click.option("--overwrite", is_flag=True, help="Replace a finished sorter.")
-@click.option("--quiet", is_flag=True, help="No progress.")
+@click.option("--quiet", is_flag=True, help="No progress line.")
 def train_sorter(
     out: Path | None,
     log_dir: Path | None,
@@ -122,31 +123,31 @@ def train_sorter(
     out = out or Path(f"{given['sorter'] or 'set'}.safetensors")
     chosen = {name: value for name, value in given.items() if value is not None}
     config: sodeep.TrainConfig | None
-    if resume:  # what is not given is as it was
+    if resume:  # options that are not given keep their values
         saved = sodeep.training.train.saved_config(out)
         config = replace(saved, **chosen).resolve()
         if config == saved and "max_time" not in chosen:  # a limit that is given counts from here
             config = None
     else:
         config = sodeep.TrainConfig(**chosen).resolve()
-        if "lengths" in chosen and config.seq_len is not None:  # the default ones, which a config cannot tell
+        if "lengths" in chosen and config.seq_len is not None:  # a config cannot tell those of the default
             raise click.UsageError(f"--lengths is not for one length of list, here {config.seq_len}. Leave it out.")
     result = sodeep.train_sorter(config, out, log_dir=log_dir, resume=resume, progress=not quiet, overwrite=overwrite)
     click.echo(f"Trained {result.steps:,} steps in {result.seconds:.0f} s: {result.path}")
     if result.best_step == 0:
-        click.echo("No validation was better than that of the weights it started with: those are kept. Train longer.")
+        click.echo("No validation was better than that of the initial weights: those are kept. Train longer.")
     click.echo("\nmean |rank error| / n on the validation lists")
     for name, error in result.errors.items():
         click.echo(f"  {name:<22}{error:.4f}")
     low, high = result.config.lengths
     n = result.config.seq_len or min(max(100, low), high)
-    takes = sodeep.evaluation.seconds_for_key_figures(result.sorter, n)
+    seconds = sodeep.evaluation.seconds_for_key_figures(result.sorter, n)
     left = math.inf if result.config.max_time is None else result.config.max_time - result.seconds
-    if takes > max(left, 1):
+    if seconds > max(left, 1):
         click.echo(f"\nNo time is left for more figures: sodeep evaluate-sorter {shlex.quote(str(result.path))}")
     else:
-        if takes > 5 and not quiet:
-            click.echo(f"measuring it: about {in_words(takes)}", err=True)
+        if seconds > 5 and not quiet:
+            click.echo(f"measuring it: about {format_seconds(seconds)}", err=True)
         click.echo(f"\n{sodeep.evaluation.key_figures(result.sorter, n)}")
     click.echo(f'\nUse it:  rank_fn = sodeep.load_sorter("{result.path}")')
 
@@ -187,7 +188,7 @@ def list_sorters(as_json: bool) -> None:
 )
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=1234, show_default=True)
 @click.option("--json", "json_path", type=UserPath(dir_okay=False, allow_dash=True), help="Write all figures as JSON.")
-@click.option("--picture", type=UserPath(path_type=Path, dir_okay=False), help="Draw predicted against exact ranks.")
+@click.option("--figure", type=UserPath(path_type=Path, dir_okay=False), help="Draw predicted against exact ranks.")
 @click.option("--no-baselines", is_flag=True, help="Leave out the handcrafted ranks.")
 def evaluate_sorter(
     sorter: str,
@@ -195,13 +196,13 @@ def evaluate_sorter(
     lists: int,
     seed: int,
     json_path: str | None,
-    picture: Path | None,
+    figure: Path | None,
     no_baselines: bool,
 ) -> None:
     """Measure SORTER, a shipped name or a file, beside the handcrafted ranks."""
     from sodeep import evaluation
 
-    _check_outputs(json_path, picture)
+    _check_outputs(json_path, figure)
     rank_fn = sodeep.load_sorter(sorter)
     if rank_fn.seq_len is not None:
         wrong = [n for n in lengths if n != rank_fn.seq_len]
@@ -214,42 +215,44 @@ def evaluate_sorter(
     n = rank_fn.seq_len or 100
     functions: dict[str, Any] = {Path(sorter).stem: rank_fn, **({} if no_baselines else evaluation.handcrafted())}
     progress = Progress("measuring")
-    results = evaluation.evaluate_all(
+    reports = evaluation.evaluate_all(
         functions, lengths=lengths or evaluation.LENGTHS, n=n, lists=lists, seed=seed, on_progress=progress.update
     )
     progress.close()
     if json_path is not None:
-        text = json.dumps({"n": n, "lists": lists, "seed": seed, "results": [r.to_dict() for r in results]}, indent=2)
+        text = json.dumps(
+            {"n": n, "lists": lists, "seed": seed, "results": [report.to_dict() for report in reports]}, indent=2
+        )
         if json_path == "-":
             click.echo(text)
         else:
             Path(json_path).write_text(text + "\n", encoding="utf-8")
     if json_path != "-":  # stdout is to be JSON alone
-        click.echo(evaluation.format_table(results, n))
-    if picture is not None:
+        click.echo(evaluation.format_table(reports[0], reports[1:], n))
+    if figure is not None:
         from sodeep.rank_plot import plot_ranks
 
         drawn = {name: sodeep.generators.draw({name: 1.0}, 1, n, _generator())[0] for name in sodeep.DEFAULT}
-        plot_ranks(drawn, {name: rank_fn(x) for name, x in drawn.items()}).savefig(picture, dpi=120)
-        click.echo(f"\nPicture: {picture}", err=json_path == "-")
+        plot_ranks(drawn, {name: rank_fn(x) for name, x in drawn.items()}).savefig(figure, dpi=120)
+        click.echo(f"\nFigure: {figure}", err=json_path == "-")
 
 
-def _check_outputs(json_path: str | None, picture: Path | None) -> None:
-    """Minutes of measuring come before they are written."""
+def _check_outputs(json_path: str | None, figure: Path | None) -> None:
+    """The files can be written: checked before minutes of measurements."""
     from sodeep._core.checks import check_writable
 
     for option, path in (
         ("--json", None if json_path in (None, "-") else Path(str(json_path))),
-        ("--picture", picture),
+        ("--figure", figure),
     ):
         if path is not None:
             check_writable(path, option)
-    if picture is not None:
-        with needed("matplotlib", "--picture"):
+    if figure is not None:
+        with needed("matplotlib", "--figure"):
             from matplotlib.figure import Figure
         formats = Figure().canvas.get_supported_filetypes()
-        if picture.suffix.removeprefix(".").lower() not in formats:
-            raise click.BadParameter(f"{picture} must end in one of .{', .'.join(formats)}.", param_hint="--picture")
+        if figure.suffix.removeprefix(".").lower() not in formats:
+            raise click.BadParameter(f"{figure} must end in one of .{', .'.join(formats)}.", param_hint="--figure")
 
 
 @click.command("import-sorter")

@@ -1,8 +1,21 @@
 """Losses: each a pure function ``x_loss(scores, target, *, ...)`` and a thin Module ``XLoss(...)`` over it.
 
-What all of them share is said here, once; a loss says what it has of its own.
+Where each is, its formula in the docstring of the function:
 
-The arguments:
+* `rank`: `spearman_loss`, `map_loss`, `recall_loss`: on any rank function.
+* `smooth_ap`: `smooth_ap_loss`, `sup_ap_loss`, `recall_at_k_loss`: average precision and recall by soft comparisons.
+* `quantized_ap`: `quantized_ap_loss`, `fast_ap_loss`: average precision by histograms.
+* `asp`: `asp_loss`: average semantic precision, for graded similarities.
+* `contrastive`: `contrastive_loss`, `triplet_loss`: margins on pairs and triplets.
+* `nt_xent`: `nt_xent_loss`, `n_pairs_loss`, `nca_loss`: a softmax over the list.
+* `multi_similarity`: `lifted_structure_loss`, `binomial_deviance_loss`, `bin_lifted_loss`, `multi_similarity_loss`:
+  pairs weighted by their similarity.
+* `histogram`: `histogram_loss`: the overlap of two distributions of similarities.
+* `embedding`: `EmbeddingLoss`, any of these on ``(embeddings, labels)``; `cross_modal`: `CrossModalLoss`, between two
+  sets of embeddings; `similarity`: `pairwise_scores`; `memory`: `EmbeddingMemory`.
+* `pair_weights`: `pair_weights`, `contributing_pairs`: the gradient of a loss, pair by pair.
+
+What all of them share is said here, once. The arguments:
 
 * ``scores`` (..., N), floating point, higher = better: a similarity or a prediction for each item of a list. The last
   axis is the list, one a query; leading axes are batch. A query is not among its own items: leave it out by index, as
@@ -26,8 +39,8 @@ or devices that differ, a real item that is NaN or infinite, a `relevant` that h
 outside of its range or choices.
 
 A Module ``XLoss(...)`` takes the options of ``x_loss`` and is called with its tensors, ``where`` the third. A rank
-function that is a Module becomes a submodule, which ``.to(device)`` moves, and is frozen: an optimiser that is handed
-the loss finds nothing to train. `EmbeddingLoss` and `CrossModalLoss` make a loss on embeddings of any loss on scores.
+function that is a Module becomes a submodule, which ``.to(device)`` moves, and is frozen: the loss has no
+trainable parameters. `EmbeddingLoss` and `CrossModalLoss` make a loss on embeddings of any loss on scores.
 
 Example:
     >>> import torch
@@ -49,7 +62,8 @@ from sodeep.losses.contrastive import (
     contrastive_loss as contrastive_loss,
     triplet_loss as triplet_loss,
 )
-from sodeep.losses.embedding import CrossModalLoss as CrossModalLoss, EmbeddingLoss as EmbeddingLoss
+from sodeep.losses.cross_modal import CrossModalLoss as CrossModalLoss
+from sodeep.losses.embedding import EmbeddingLoss as EmbeddingLoss
 from sodeep.losses.histogram import HistogramLoss as HistogramLoss, histogram_loss as histogram_loss
 from sodeep.losses.memory import EmbeddingMemory as EmbeddingMemory
 from sodeep.losses.multi_similarity import (

@@ -1,4 +1,4 @@
-"""What every loss shares: the check of its arguments, the reduction over the defined lists, the Module form."""
+"""The base of all losses: the check of options, the reduction over the defined lists, and the Module form."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sodeep._core.checks import check_choice, readable
-from sodeep._core.lists import masked_mean, of_one_item
+from sodeep._core.lists import Lists, masked_mean, one_item_hint
 from sodeep._core.precision import full_precision
 from sodeep.ranks import drop_other_state
 
@@ -27,6 +27,7 @@ __all__ = [
     "loss_function",
     "optional",
     "reduce_defined",
+    "reduce_over_both",
 ]
 
 P = ParamSpec("P")
@@ -36,11 +37,11 @@ Stats = TypeVar("Stats", covariant=True)
 REDUCTIONS = ("mean", "none")
 
 Check = Callable[..., Any]
-"""``check(value, name=...)`` of `sodeep._core.checks`: gives the value to go on with, or raises."""
+"""``check(value, name=...)`` of `sodeep._core.checks`: returns the value, converted if need be, or raises."""
 
 
 class ListStats(NamedTuple):
-    """How many lists a loss saw, and over how many of them its mean is.
+    """How many lists a loss was given, and over how many of them its mean is.
 
     A list is left out where the loss has no meaning for it (no relevant item, say).
     """
@@ -115,7 +116,7 @@ def reduce_defined(
     Args:
         values: one value a list; those of undefined lists are dropped, NaN included.
         defined: bool, which lists count.
-        scores: (..., N), what the zero hangs on.
+        scores: (..., N), whose graph the zero keeps.
         reduction: "none" gives the values in place of their mean: (...), NaN where undefined.
         return_stats: also return the `ListStats`.
         needs: what a list needs to be defined, for the warning.
@@ -131,17 +132,26 @@ def reduce_defined(
     if readable(count) and int(count) == 0:
         outcome = "the loss is a constant 0 for this batch" if reduction == "mean" else "every value is NaN"
         warnings.warn(
-            f"0 of {defined.numel()} lists have {needs}{of_one_item(scores, other)}: {outcome}.",
+            f"0 of {defined.numel()} lists have {needs}{one_item_hint(scores, other)}: {outcome}.",
             UndefinedListWarning,
             stacklevel=5,  # the caller of the loss: this, the loss and its two wrappers are in between
         )
     return (loss, ListStats(defined.numel(), count)) if return_stats else loss
 
 
+def reduce_over_both(
+    values: Tensor, lists: Lists, scores: Tensor, reduction: str, return_stats: bool
+) -> Tensor | tuple[Tensor, ListStats]:
+    """`reduce_defined` of a loss on pairs, which is defined for a list with an item in P and one in N."""
+    defined = (lists.positive.sum(-1) > 0) & (lists.negative.sum(-1) > 0)
+    needs = "both a relevant item and one that is not"
+    return reduce_defined(values, defined, scores, reduction, return_stats, needs=needs)
+
+
 def loss_function(
     *together: Check, **checks: Check
 ) -> Callable[[Callable[P, Tensor | tuple[Tensor, Stats]]], LossFunction[P, Stats]]:
-    """Decorator of every loss: says what its options must be, and runs it in full precision.
+    """Decorator of every loss: checks its options, and runs it in full precision.
 
     The options are checked when the loss is called and, by `check_options`, when its Module is built.
 
@@ -195,7 +205,7 @@ class Loss(LossModule[Stats]):
 
     A subclass sets `function` and calls `super().__init__(name=value, ...)` with that function's keyword arguments,
     which are checked and become attributes. A sorter among them so becomes a submodule, which ``.to(device)`` moves,
-    and is frozen: an optimiser that is handed the loss finds nothing to train.
+    and is frozen: the loss has no trainable parameters.
     """
 
     function: Callable[..., Any]
@@ -241,7 +251,7 @@ class Loss(LossModule[Stats]):
 
 
 def _freeze(rank_fn: nn.Module) -> None:
-    """Nothing to train in `rank_fn`, nor in what it wraps."""
+    """Freeze `rank_fn` and all modules in it."""
     rank_fn.requires_grad_(False)
     for module in rank_fn.modules():
         if callable(freeze := getattr(module, "freeze", None)):

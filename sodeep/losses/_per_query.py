@@ -1,4 +1,7 @@
-"""Losses that are computed query by query, a chunk of queries at a time, value and gradient in one pass."""
+"""Losses whose value and gradient are computed together, in closed form, a chunk of queries at a time.
+
+No graph is stored, so memory is that of the scores. `smooth_ap` and `quantized_ap` give the operators.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ Operator = Callable[..., tuple[Tensor, Tensor]]
 
 
 class _PerQuery(torch.autograd.Function):
-    """A value a query with its gradient known: `operator` gives values (Q,) and d value / d scores (Q, N)."""
+    """A value a query whose gradient the `operator` gives with it."""
 
     @staticmethod
     def forward(operator: Operator, scores: Tensor, positive: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
@@ -50,7 +53,7 @@ class _PerQuery(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], operator: Operator, scores: Tensor, positive: Tensor, *options: Any
     ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        # queries do not know one another: a batch of batches is a longer batch
+        # queries are independent of one another: a batch of batches is a longer batch
         scores, positive = (
             x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
             for x, dim in zip((scores, positive), in_dims[1:3], strict=True)
@@ -60,7 +63,7 @@ class _PerQuery(torch.autograd.Function):
 
 
 class _PerQueryForward(_PerQuery):
-    """The same with a forward-mode derivative, which torch.compile refuses to see."""
+    """The same with a forward-mode derivative, which torch.compile does not support."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -70,7 +73,7 @@ class _PerQueryForward(_PerQuery):
     @staticmethod
     def jvp(ctx: Any, _: Any, moved: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
         (slope,) = ctx.saved_tensors
-        return (slope * moved).sum(1), torch.full_like(slope, torch.nan)  # of the slope it is not known
+        return (slope * moved).sum(1), torch.full_like(slope, torch.nan)  # the slope has no derivative of its own
 
 
 def _apply(operator: Operator, scores: Tensor, positive: Tensor, *options: Any) -> Any:
@@ -78,8 +81,8 @@ def _apply(operator: Operator, scores: Tensor, positive: Tensor, *options: Any) 
     return function.apply(operator, scores, positive, *options)  # type: ignore[no-untyped-call]
 
 
-def _opaque(options: str) -> Callable[[Operator], Operator]:
-    """An operator as one node of a compiled graph: how many relevant items there are only the data knows."""
+def one_node(options: str) -> Callable[[Operator], Operator]:
+    """An operator as one node of a compiled graph: the number of relevant items depends on the data."""
 
     def register(operator: Operator) -> Operator:
         name = f"sodeep::{operator.__name__.lstrip('_')}"
@@ -100,3 +103,14 @@ def per_query(operator: Operator, lists: Lists, *options: Any) -> Tensor:
         return operator(scores, lists.positive, *options)[0]
     value: Tensor = _apply(operator, scores, lists.positive, *options)[0]
     return value
+
+
+def with_self(lists: Lists) -> Lists:
+    """The lists with one column more: the query itself, as a relevant item of similarity 1."""
+    query = lists.positive.new_ones(len(lists.positive), 1)
+    return Lists(  # not _replace, which torch.compile of torch 2.4 cannot trace
+        torch.cat([lists.scores, query.to(lists.scores.dtype)], 1),
+        torch.cat([lists.positive, query], 1),
+        torch.cat([lists.negative, ~query], 1),
+        lists.masked,
+    )

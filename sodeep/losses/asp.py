@@ -1,4 +1,9 @@
-"""Semantic retrieval loss: rank the items in the order of their meaning, not only the relevant ones first.
+"""Average semantic precision (ASP): retrieval loss for graded similarities, beyond relevant or not.
+
+The items of a query are to be ranked as semantic scores order them (the overlap of captions, say), where a binary
+relevance calls every near match wrong.
+
+Source: Li et al., NeurIPS 2022 (DAA).
 
 Example:
     >>> similarity = torch.tensor([[0.9, 0.1, 0.5], [0.2, 0.3, 0.9]])

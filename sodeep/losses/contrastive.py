@@ -1,4 +1,11 @@
-"""Hinges on single pairs and on triplets: contrastive and triplet loss."""
+"""Losses with a margin: contrastive loss on single pairs, triplet loss on a positive against a negative.
+
+The contrastive loss fixes absolute similarities, the triplet loss only their order. Pairs that respect the margin cost
+nothing, so what counts is which triplets are mined ("all", "semihard" or "hard").
+
+Sources: Hadsell et al., CVPR 2006 (contrastive); Schroff et al., CVPR 2015, Hermans et al., 2017, and Faghri et al.,
+BMVC 2018 (triplet).
+"""
 
 from __future__ import annotations
 
@@ -8,9 +15,8 @@ import torch
 from torch import Tensor
 
 from sodeep._core.checks import check_choice, check_number, check_positive, compiling, readable
-from sodeep._core.lists import Lists, masked_mean, prepare
-from sodeep.losses._base import ListStats, Loss, loss_function, reduce_defined
-from sodeep.losses._sums import reduce_over_both
+from sodeep._core.lists import Lists, check_lists, masked_mean
+from sodeep.losses._base import ListStats, Loss, loss_function, reduce_defined, reduce_over_both
 
 
 @loss_function(positive_margin=check_number, negative_margin=check_number)
@@ -55,7 +61,7 @@ def contrastive_loss(
         >>> contrastive_loss(scores, relevant)  # [0.9 - 0.7] + [0.8 - 0.6]; the two others are far enough
         tensor(0.4000)
     """
-    lists = prepare(scores, relevant, where)
+    lists = check_lists(scores, relevant, where)
     s, positive, negative, _ = lists
     with torch.no_grad():  # once it is known which hinges are active, their means are linear in the scores
         near, far = negative & (s > negative_margin), positive & (s < positive_margin)
@@ -81,6 +87,46 @@ class ContrastiveLoss(Loss[ListStats]):
 
 
 MINING = ("all", "semihard", "hard")
+
+
+FEW_POSITIVES = 16
+"""Up to so many a list, going through them one by one is quicker than sorting."""
+
+
+@torch.no_grad()
+def _active_triplets(lists: Lists, margin: float, semihard: bool) -> tuple[Tensor, Tensor]:
+    """In how many active triplets each positive and each negative is: two (Q, N), 0 elsewhere.
+
+    A triplet is active when s_p < s_n + margin, and semi-hard when s_n < s_p as well.
+    """
+    s, positive, negative = lists.scores.contiguous(), lists.positive, lists.negative  # searchsorted warns otherwise
+    marked = torch.where(positive, s, float("inf"))
+    most = int(positive.sum(-1).max()) if len(s) and readable(s) else s.shape[-1]
+    if not compiling() and most <= FEW_POSITIVES:  # a compiled graph would be for this number only
+        rising, order = marked.topk(most, largest=False)
+        count_n, counts, above = torch.zeros_like(marked), torch.zeros_like(rising), s + margin
+        for k in range(most):
+            active = negative & (rising[:, k : k + 1] < above)
+            if semihard:
+                active &= rising[:, k : k + 1] > s
+            count_n += active
+            counts[:, k] = active.sum(-1)
+    else:
+        rising, order = marked.sort(dim=-1)
+        # A negative is active with a run of the positives: from `first` up to, not including, `last`.
+        last = torch.searchsorted(rising, s + margin)
+        if semihard:
+            first = torch.searchsorted(rising, s, right=True)
+            last = torch.maximum(first, last)  # at scores so large that s + margin is s
+        else:
+            first = torch.zeros_like(last)
+        real = negative.to(s.dtype)
+        count_n = (last - first) * real
+        # The same runs, counted by positive: +1 where a run begins, -1 where it ends, and a running sum.
+        steps = s.new_zeros(s.shape[0], s.shape[1] + 1).scatter_add(-1, first, real).scatter_add(-1, last, -real)
+        counts = steps.cumsum(-1)[:, :-1]
+    # slots beyond the positives of a list hold infinity, with which nothing is active
+    return torch.zeros_like(marked).scatter(-1, order, counts), count_n
 
 
 @loss_function(margin=check_positive, mining=partial(check_choice, choices=MINING))
@@ -136,7 +182,7 @@ def triplet_loss(
         >>> triplet_loss(scores, relevant, mining="hard")  # 0.8 and 0.3 against 0.7
         tensor(0.3500)
     """
-    lists = prepare(scores, relevant, where)
+    lists = check_lists(scores, relevant, where)
     s, positive, negative, _ = lists
     if mining == "hard":
         lowest = torch.finfo(s.dtype).min / 4
@@ -164,43 +210,3 @@ class TripletLoss(Loss[ListStats]):
 
     def __init__(self, margin: float = 0.2, mining: str = "all", *, reduction: str = "mean") -> None:
         super().__init__(margin=margin, mining=mining, reduction=reduction)
-
-
-FEW_POSITIVES = 16
-"""Up to so many a list, going through them one by one is quicker than sorting."""
-
-
-@torch.no_grad()
-def _active_triplets(lists: Lists, margin: float, semihard: bool) -> tuple[Tensor, Tensor]:
-    """In how many active triplets each positive and each negative is: two (Q, N), 0 elsewhere.
-
-    A triplet is active when s_p < s_n + margin, and semi-hard when s_n < s_p as well.
-    """
-    s, positive, negative = lists.scores.contiguous(), lists.positive, lists.negative  # searchsorted warns otherwise
-    marked = torch.where(positive, s, float("inf"))
-    most = int(positive.sum(-1).max()) if len(s) and readable(s) else s.shape[-1]
-    if not compiling() and most <= FEW_POSITIVES:  # a compiled graph would be for this number only
-        rising, order = marked.topk(most, largest=False)
-        count_n, counts, above = torch.zeros_like(marked), torch.zeros_like(rising), s + margin
-        for k in range(most):
-            active = negative & (rising[:, k : k + 1] < above)
-            if semihard:
-                active &= rising[:, k : k + 1] > s
-            count_n += active
-            counts[:, k] = active.sum(-1)
-    else:
-        rising, order = marked.sort(dim=-1)
-        # A negative is active with a run of the positives: from `first` up to, not including, `last`.
-        last = torch.searchsorted(rising, s + margin)
-        if semihard:
-            first = torch.searchsorted(rising, s, right=True)
-            last = torch.maximum(first, last)  # at scores so large that s + margin is s
-        else:
-            first = torch.zeros_like(last)
-        real = negative.to(s.dtype)
-        count_n = (last - first) * real
-        # The same runs, counted by positive: +1 where a run begins, -1 where it ends, and a running sum.
-        steps = s.new_zeros(s.shape[0], s.shape[1] + 1).scatter_add(-1, first, real).scatter_add(-1, last, -real)
-        counts = steps.cumsum(-1)[:, :-1]
-    # slots beyond the positives of a list hold infinity, with which nothing is active
-    return torch.zeros_like(marked).scatter(-1, order, counts), count_n

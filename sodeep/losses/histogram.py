@@ -1,4 +1,9 @@
-"""Histogram loss: the similarities of positive and of negative pairs as two distributions."""
+"""Histogram loss: the distributions of the similarities of positive and of negative pairs should not overlap.
+
+It has no margin, temperature or other parameter to tune but the number of bins, and is a statistic of the whole batch.
+
+Source: Ustinova, Lempitsky. Learning Deep Embeddings with Histogram Loss. NeurIPS 2016.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +11,16 @@ from functools import partial
 
 from torch import Tensor
 
-from sodeep._core.checks import check_at_least, check_number
-from sodeep._core.lists import prepare
-from sodeep.losses._base import ListStats, Loss, check_range, loss_function, reduce_defined
-from sodeep.losses.multi_similarity import _check_mean
+from sodeep._core.checks import check_at_least, check_number, describe
+from sodeep._core.lists import check_lists
+from sodeep.losses._base import ListStats, Loss, check_range, check_reduction, loss_function, reduce_defined
+
+
+def _check_mean(reduction: str, name: str) -> str:
+    """The one reduction of a statistic of the whole batch."""
+    if check_reduction(reduction, name) != "mean":
+        raise ValueError(f"`{name}` must be 'mean' for a statistic of the whole batch, got {describe(reduction)}.")
+    return reduction
 
 
 @loss_function(
@@ -49,7 +60,7 @@ def histogram_loss(
         reduction: "mean" alone: a statistic of the whole batch has no value for each list.
 
     Returns:
-        A scalar in [0, 1]; 0.5 or so where the scores say nothing. It needs one positive and one negative pair in the
+        A scalar in [0, 1]; about 0.5 for scores at random. It needs one positive and one negative pair in the
         batch, in whichever lists; then every list counts.
 
     References:
@@ -64,12 +75,12 @@ def histogram_loss(
         >>> histogram_loss(scores, ~relevant)
         tensor(1.)
     """
-    lists = prepare(scores, relevant, where)
+    lists = check_lists(scores, relevant, where)
     s, positive, negative, _ = lists
     place = ((s - low) * (num_bins / (high - low))).clamp(0, num_bins)
-    node = place.detach().floor().clamp(max=num_bins - 1).nan_to_num(0.0)  # NaN goes on in its share, not as an index
+    node = place.detach().floor().clamp(max=num_bins - 1).nan_to_num(0.0)  # NaN goes on in its weight, not as an index
     real = positive | negative
-    upper = (place - node).masked_fill(~real, 0)  # the share of the node above
+    upper = (place - node).masked_fill(~real, 0)  # the weight of the node above
     lower = real.to(s.dtype) - upper
     # Two histograms side by side, positives first; one pair a row, since one of millions would exhaust a float32.
     nodes = num_bins + 1

@@ -1,4 +1,10 @@
-"""Rows of past batches as further references, and which of them are copies of a query."""
+"""Memory of past embeddings, as further references for any loss: cross-batch memory and momentum contrast.
+
+A loss on pairs is better with more negatives than a batch holds. Rows that come with ids are recognised as copies of a
+query and left out.
+
+Sources: Wang et al., CVPR 2020 (cross-batch memory); He et al., CVPR 2020 (MoCo).
+"""
 
 from __future__ import annotations
 
@@ -14,17 +20,17 @@ from sodeep._core.precision import full_precision
 from sodeep.losses.similarity import check_finite_rows, check_rows
 
 NO_ID = torch.iinfo(torch.int64).min
-"""The id of a row that came without one: it is the same item as none."""
+"""The id of a row that came without one: it equals the id of no other row."""
 
 
-def as_ids(ids: Any, name: str, rows: int, of: str, device: torch.device) -> Tensor:
+def as_ids(ids: Any, name: str, rows: int, rows_name: str, device: torch.device) -> Tensor:
     """Checked ids (rows,), int64."""
     values = label_tensor(ids, name).to(device)
     if values.ndim == 2 and values.shape[1] == 1:
         values = values.squeeze(1)
     if values.shape != (rows,) or values.is_floating_point() or values.dtype == torch.bool:
         raise ValueError(
-            f"`{name}` must be whole numbers or strings of shape ({rows},), one for each row of `{of}`, "
+            f"`{name}` must be whole numbers or strings of shape ({rows},), one for each row of `{rows_name}`, "
             f"got {describe(ids)}."
         )
     return values
@@ -36,8 +42,8 @@ def _rolled(x: Tensor, first: int) -> Tensor:
     return x.roll(-first, 0)
 
 
-def _seal(seen: Any) -> Any:
-    """What stands beside a count of rows that was counted, and hardly ever beside one that memory happened to hold."""
+def _checksum(seen: Any) -> Any:
+    """Checksum of the count of rows, which tells a real count from uninitialised memory."""
     return seen * 1_000_003 + 7_919
 
 
@@ -51,8 +57,8 @@ class EmbeddingMemory(nn.Module):
     the batch is in the memory its rows would be their own positives.
 
     A memory longer than an epoch holds past copies of the batch's own items, and so does a shorter one when a sampler
-    draws with replacement: easy positives that say nothing. With `ids` (whole numbers or strings that name the items,
-    such as their index in the data set) they are left out. A row that came without an id is taken for another item.
+    draws with replacement: easy positives without information. With `ids` (whole numbers or strings that name the
+    items, such as their index in the data set) they are left out. A row without an id counts as another item.
 
     Under torch.compile a memory that fills up is another length at every step: compile the encoder, not this loss.
 
@@ -63,14 +69,15 @@ class EmbeddingMemory(nn.Module):
         size: rows to keep.
         dim: width of an embedding.
         num_classes: width of multi-hot labels; None for one label a row.
-        warmup: rows to be seen before the memory gives out any.
+        warmup: rows to be seen before the memory returns any.
 
     Attributes:
         embeddings: (size, dim) float32, of which the first `seen` rows are filled.
         labels: (size,) int64, or (size, num_classes) bool.
         ids: (size,) int64. A state dict without them, as earlier versions made, is of rows without ids.
         seen: how many rows came.
-        seal: tells that count from what a buffer without values holds: the memory then starts empty, with a warning.
+        seal: checksum of `seen`. Where it does not match, the buffers came without values: the memory then starts
+            empty, with a warning.
 
     References:
         Wang, Zhang, Huang, Scott. Cross-Batch Memory for Embedding Learning. CVPR 2020. There the loss on the memory is
@@ -106,14 +113,15 @@ class EmbeddingMemory(nn.Module):
         self.register_buffer("labels", empty)
         self.register_buffer("ids", torch.full((size,), NO_ID))
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("seal", _seal(self.seen))
+        self.register_buffer("seal", _checksum(self.seen))
 
     def check_labels(self, values: Tensor, rows: int, labels: Any) -> Tensor:
         """What `label_tensor` made of the `labels` of `rows` rows, as stored; ValueError if they cannot be."""
         checked = as_labels(values, "labels", rows)
         if checked.is_floating_point() or checked.shape[1:] != self.labels.shape[1:]:
-            kind = "whole numbers or strings (n,)" if self.num_classes is None else f"multi-hot (n, {self.num_classes})"
-            raise ValueError(f"`labels` must be {kind} for this memory, got {describe(labels)}.")
+            multi_hot = f"multi-hot (n, {self.num_classes})"
+            expected = "whole numbers or strings (n,)" if self.num_classes is None else multi_hot
+            raise ValueError(f"`labels` must be {expected} for this memory, got {describe(labels)}.")
         return checked
 
     def check_rows(self, embeddings: Tensor) -> None:
@@ -133,24 +141,24 @@ class EmbeddingMemory(nn.Module):
         labels = self.check_labels(label_tensor(labels), len(embeddings), labels)
         if ids is not None:
             ids = as_ids(ids, "ids", len(embeddings), "embeddings", self.ids.device)
-        self._add(embeddings, labels, ids)
+        self.add_checked(embeddings, labels, ids)
 
     @torch.no_grad()
-    def _add(self, embeddings: Tensor, labels: Tensor, ids: Tensor | None) -> None:
-        """`update` with what has been checked."""
+    def add_checked(self, embeddings: Tensor, labels: Tensor, ids: Tensor | None) -> None:
+        """`update` with arguments that are checked already."""
         if ids is None:
             ids = torch.full((len(embeddings),), NO_ID)
-        self.seen.masked_fill_(self.seal != _seal(self.seen), 0)
+        self.seen.masked_fill_(self.seal != _checksum(self.seen), 0)
         skip = max(len(embeddings) - self.size, 0)
         places = (self.seen + torch.arange(skip, len(embeddings), device=self.seen.device)) % self.size
-        for kept, new in ((self.embeddings, embeddings), (self.labels, labels), (self.ids, ids)):
-            kept[places] = new[skip:].to(kept)
+        for buffer, new in ((self.embeddings, embeddings), (self.labels, labels), (self.ids, ids)):
+            buffer[places] = new[skip:].to(buffer)
         self.seen += len(embeddings)
-        self.seal.copy_(_seal(self.seen))
+        self.seal.copy_(_checksum(self.seen))
 
     def get(self) -> tuple[Tensor, Tensor]:
         """The rows and their labels, oldest first, as copies; no rows before `warmup` rows have been seen."""
-        embeddings, labels, _ = self._past()
+        embeddings, labels, _ = self.past()
         return embeddings, labels
 
     def get_ids(self) -> Tensor:
@@ -158,10 +166,10 @@ class EmbeddingMemory(nn.Module):
 
         By hand: ``criterion(embeddings, labels, *memory.get(), ids=ids, ref_ids=memory.get_ids())``.
         """
-        return self._past()[2]
+        return self.past()[2]
 
-    def _past(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The rows, their labels and their ids."""
+    def past(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What `get` and `get_ids` return: the rows, their labels and their ids."""
         seen, buffers = self._count(), (self.embeddings, self.labels, self.ids)
         if seen < self.warmup:
             embeddings, labels, ids = (buffer[:0] for buffer in buffers)
@@ -173,10 +181,10 @@ class EmbeddingMemory(nn.Module):
         return embeddings, labels, ids
 
     def _count(self) -> int:
-        """Rows seen so far; none, with a warning, where the buffers hold what nobody put there."""
+        """Rows seen so far; 0, with a warning, where the buffers came without values."""
         self._check_real()
         seen, seal = torch.stack([self.seen, self.seal]).tolist()
-        if seal == _seal(seen):
+        if seal == _checksum(seen):
             return int(seen)
         warnings.warn(
             "The EmbeddingMemory is empty: its buffers came without values, as to_empty leaves them, and "
@@ -197,7 +205,7 @@ class EmbeddingMemory(nn.Module):
         if isinstance(labels := state_dict.get(f"{prefix}labels"), Tensor):
             state_dict.setdefault(f"{prefix}ids", torch.full(labels.shape[:1], NO_ID, device=labels.device))
         if isinstance(seen := state_dict.get(f"{prefix}seen"), Tensor):
-            state_dict.setdefault(f"{prefix}seal", _seal(seen))
+            state_dict.setdefault(f"{prefix}seal", _checksum(seen))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:

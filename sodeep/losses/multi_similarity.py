@@ -1,14 +1,21 @@
-"""Pairs weighted by their similarity: lifted structure, binomial deviance, BinLifted and Multi-Similarity."""
+"""Losses that weigh each pair by its similarity: lifted structure, binomial deviance, BinLifted and Multi-Similarity.
+
+Binomial deviance compares each pair with one threshold, lifted structure with the other pairs of its list, and
+Multi-Similarity, the strongest of them in most comparisons, does both and drops easy pairs.
+
+Sources: Yi et al., ICPR 2014 (binomial deviance); Oh Song et al., CVPR 2016 (lifted structure); Wang et al., CVPR 2019
+(BinLifted and Multi-Similarity, and the four in one framework of pair weights).
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from sodeep._core.checks import check_number, check_positive, describe
-from sodeep._core.lists import Lists, masked_mean, prepare
-from sodeep.losses._base import ListStats, Loss, check_reduction, loss_function, optional, reduce_defined
-from sodeep.losses._sums import bound, logsumexp_of_sides, reduce_over_both, softplus
+from sodeep._core.checks import check_number, check_positive
+from sodeep._core.lists import Lists, check_lists, masked_mean
+from sodeep.losses._base import ListStats, Loss, loss_function, optional, reduce_defined, reduce_over_both
+from sodeep.losses._sums import bound, logsumexp_of_sides, softplus
 
 
 @loss_function(margin=check_number)
@@ -54,10 +61,10 @@ def lifted_structure_loss(
         >>> lifted_structure_loss(torch.tensor([[-0.5, -1.0]]), torch.tensor([[True, False]]))  # hinge 0.5 - 1 + 1
         tensor(0.5000)
     """
-    lists = prepare(scores, relevant, where)
+    lists = check_lists(scores, relevant, where)
     s, positive, negative, _ = lists
-    of_p, of_n = logsumexp_of_sides(torch.where(positive, -s, s), positive, negative)
-    values = torch.relu(of_p + of_n + margin)
+    log_p, log_n = logsumexp_of_sides(torch.where(positive, -s, s), positive, negative)
+    values = torch.relu(log_p + log_n + margin)
     return reduce_over_both(values, lists, scores, reduction, return_stats)
 
 
@@ -125,7 +132,7 @@ def binomial_deviance_loss(
         >>> binomial_deviance_loss(torch.tensor([[0.5, 0.5]]), torch.tensor([[True, False]]))  # 2 log 2
         tensor(1.3863)
     """
-    lists = prepare(scores, relevant, where)
+    lists = check_lists(scores, relevant, where)
     _, positive, negative, _ = lists
     deviance = softplus(_exponent(lists, alpha, beta, base))
     values = masked_mean(deviance, positive) + masked_mean(deviance, negative)
@@ -192,14 +199,14 @@ def bin_lifted_loss(
         >>> bin_lifted_loss(torch.tensor([[0.5, 0.5]]), torch.tensor([[True, False]]))  # log 2 (1/4 + 1/100)
         tensor(0.1802)
     """
-    lists = prepare(scores, relevant, where)
+    lists = check_lists(scores, relevant, where)
     _, positive, negative, _ = lists
     x = _exponent(lists, alpha, beta, base)
     deviance = softplus(x)
     lifted_p, lifted_n = logsumexp_of_sides(x, positive, negative)
-    of_p = torch.where(positive, deviance, 0.0).sum(-1) + lifted_p
-    of_n = torch.where(negative, deviance, 0.0).sum(-1) + lifted_n
-    values = of_p / (2 * alpha) + of_n / (2 * beta)
+    term_p = torch.where(positive, deviance, 0.0).sum(-1) + lifted_p
+    term_n = torch.where(negative, deviance, 0.0).sum(-1) + lifted_n
+    values = term_p / (2 * alpha) + term_n / (2 * beta)
     return reduce_over_both(values, lists, scores, reduction, return_stats)
 
 
@@ -215,13 +222,6 @@ class BinLiftedLoss(Loss[ListStats]):
 
     def __init__(self, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, *, reduction: str = "mean") -> None:
         super().__init__(alpha=alpha, beta=beta, base=base, reduction=reduction)
-
-
-def _check_mean(reduction: str, name: str) -> str:
-    """The one reduction of a statistic of the whole batch."""
-    if check_reduction(reduction, name) != "mean":
-        raise ValueError(f"`{name}` must be 'mean' for a statistic of the whole batch, got {describe(reduction)}.")
-    return reduction
 
 
 @loss_function(**STEEPNESS, epsilon=optional(check_number))
@@ -256,8 +256,8 @@ def multi_similarity_loss(
         alpha: steepness for positives.
         beta: steepness for negatives.
         base: the threshold between similar and not.
-        epsilon: how much easier than the hardest pair of the other kind a pair may be, a finite number; None: no
-        mining.
+        epsilon: how much easier than the hardest pair of the other side a pair may be, a finite number; None: no
+            mining.
 
     Returns:
         A scalar >= 0. A list with P and N that keeps no pair counts, with 0.
@@ -272,7 +272,7 @@ def multi_similarity_loss(
         >>> multi_similarity_loss(scores, relevant)  # log 2 (1/2 + 1/50): 0.1 is too easy to be kept
         tensor(0.3604)
     """
-    lists = prepare(scores, relevant, where)
+    lists = check_lists(scores, relevant, where)
     s, positive, negative, _ = lists
     x = _exponent(lists, alpha, beta, base)
     if epsilon is not None:
@@ -283,8 +283,8 @@ def multi_similarity_loss(
         # not "fixed < ...", which would leave NaN out
         positive = positive & ~(fixed >= highest_negative + epsilon)
         negative = negative & ~(fixed <= lowest_positive - epsilon)
-    of_p, of_n = softplus(logsumexp_of_sides(x, positive, negative))
-    values = of_p / alpha + of_n / beta
+    term_p, term_n = softplus(logsumexp_of_sides(x, positive, negative))
+    values = term_p / alpha + term_n / beta
     return reduce_over_both(values, lists, scores, reduction, return_stats)
 
 

@@ -1,13 +1,23 @@
-"""Softmax over the items of a list: NT-Xent, N-pairs and NCA."""
+"""Losses by a softmax over the items of a list: NT-Xent (InfoNCE), N-pairs and NCA.
+
+They raise the probability that a softmax over the scores of a list gives the positives: NT-Xent that of each positive
+against all negatives, N-pairs the same on inner products, and NCA that of all positives together. A good default for
+retrieval and for contrastive learning with large batches; the temperature sets how much the hardest negatives count.
+
+Sources: Goldberger et al., NeurIPS 2004 (NCA); Sohn, NeurIPS 2016 (N-pairs); Chen et al., ICML 2020 (NT-Xent).
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
-from sodeep._core.checks import check_positive
-from sodeep._core.lists import masked_mean, prepare
-from sodeep.losses._base import ListStats, Loss, loss_function
-from sodeep.losses._sums import bound, log_ratio, logsumexp, reduce_over_both, softplus
+from sodeep._core.checks import check_positive, readable
+from sodeep._core.lists import Lists, check_lists, masked_mean
+from sodeep.losses._base import ListStats, Loss, loss_function, reduce_over_both
+from sodeep.losses._sums import bound, logsumexp, logsumexp_of_sides, softplus
 
 
 @loss_function(temperature=check_positive)
@@ -44,13 +54,12 @@ def nt_xent_loss(
         2020.
 
     Example:
-        >>> import torch
         >>> scores = torch.tensor([[1.0, 0.0, 0.0]])
         >>> relevant = torch.tensor([[True, False, False]])
         >>> nt_xent_loss(scores, relevant, temperature=1.0)  # log(1 + 2 / e)
         tensor(0.5514)
     """
-    lists = prepare(scores, relevant, where)
+    lists = check_lists(scores, relevant, where)
     s = bound(lists.scores / temperature)
     below = softplus(logsumexp(s, lists.negative).unsqueeze(-1) - s)
     return reduce_over_both(masked_mean(below, lists.positive), lists, scores, reduction, return_stats)
@@ -101,7 +110,6 @@ def n_pairs_loss(
         Sohn. Improved Deep Metric Learning with Multi-class N-pair Loss Objective. NeurIPS 2016.
 
     Example:
-        >>> import torch
         >>> n_pairs_loss(torch.tensor([[5.0, 1.0, 1.0]]), torch.tensor([[True, False, False]]))
         tensor(0.0360)
     """
@@ -112,7 +120,6 @@ class NPairsLoss(Loss[ListStats]):
     """Module form of `n_pairs_loss`.
 
     Example:
-        >>> import torch
         >>> NPairsLoss()(torch.tensor([[5.0, 1.0, 1.0]]), torch.tensor([[True, False, False]]))
         tensor(0.0360)
     """
@@ -121,6 +128,57 @@ class NPairsLoss(Loss[ListStats]):
 
     def __init__(self, *, reduction: str = "mean") -> None:
         super().__init__(reduction=reduction)
+
+
+LEAST_FRACTION = 1e-20
+"""Where the positives have a smaller fraction of the sum of e^x over their list, some of them may have underflowed."""
+
+
+class _LogRatio(torch.autograd.Function):
+    """log(1 + N/P) for the sums P and N of e^x over two sides of a list, from the softmax of the whole list.
+
+    One exponential in place of the two of `logsumexp_of_sides`, which remains for lists whose P underflows, and for
+    torch.func.
+    """
+
+    @staticmethod
+    def parts(x: Tensor, positive: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The softmax of the positives and that of the others (Q, N), and the sums of both (Q,)."""
+        softmax = x.softmax(-1)
+        softmax_p = softmax * positive
+        softmax_n = softmax - softmax_p
+        return softmax_p, softmax_n, softmax_p.sum(-1), softmax_n.sum(-1)
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, positive: Tensor, *parts: Tensor) -> Tensor:
+        ctx.save_for_backward(x, positive, *parts)
+        return (parts[3] / parts[2]).log1p()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, positive, *parts = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative is wanted
+            parts = _LogRatio.parts(x, positive)
+        softmax_p, softmax_n, sum_p, sum_n = parts
+        by_n = torch.where(sum_p > 0, grad, 0)
+        by_p = -by_n * sum_n / sum_p.clamp(min=torch.finfo(x.dtype).tiny)
+        return torch.addcmul(softmax_n * by_n.unsqueeze(-1), softmax_p, by_p.unsqueeze(-1)), *[None] * 5
+
+
+def _log_ratio(x: Tensor, lists: Lists) -> Tensor:
+    """log(1 + N/P) for the sums P and N of e^x over the positives and the negatives, (Q,)."""
+    if x.device.type == "cpu" and readable(x):  # on a GPU the look at P would wait for it
+        if lists.masked:
+            x = x.masked_fill(~(lists.positive | lists.negative), torch.finfo(x.dtype).min / 4)
+        positive = lists.positive.to(x.dtype)
+        with torch.no_grad():
+            parts = _LogRatio.parts(x, positive)
+            underflowed = (parts[2] < LEAST_FRACTION) & (positive.sum(-1) > 0)
+        if not bool(underflowed.any()):
+            result: Tensor = _LogRatio.apply(x, positive, *parts)  # type: ignore[no-untyped-call]
+            return result
+    log_p, log_n = logsumexp_of_sides(x, lists.positive, lists.negative)
+    return softplus(log_n - log_p)
 
 
 @loss_function(temperature=check_positive)
@@ -156,13 +214,12 @@ def nca_loss(
         Salakhutdinov, Hinton. Learning a Nonlinear Embedding by Preserving Class Neighbourhood Structure. AISTATS 2007.
 
     Example:
-        >>> import torch
         >>> nca_loss(torch.zeros(1, 4), torch.tensor([[True, False, False, False]]))  # log 4
         tensor(1.3863)
     """
-    lists = prepare(scores, relevant, where)
+    lists = check_lists(scores, relevant, where)
     s = lists.scores if temperature == 1 else bound(lists.scores / temperature)
-    values = log_ratio(s, lists)  # log(1 + N/P): nothing cancels when the positives are far ahead
+    values = _log_ratio(s, lists)  # log(1 + N/P): nothing cancels when the positives are far ahead
     return reduce_over_both(values, lists, scores, reduction, return_stats)
 
 

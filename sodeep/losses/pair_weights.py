@@ -1,6 +1,6 @@
-"""What a loss does to each pair: its pair weights, and how many pairs move it.
+"""Pair weights of any loss, d loss / d scores, and how many pairs contribute to its gradient.
 
-Seen through the scores, a loss is its gradient: two losses with the same d loss / d scores train the same embeddings.
+Two losses with the same d loss / d scores train the same embeddings, so this is where to compare losses.
 Wang et al. 2019 call |d loss / d s_ij| the weight of the pair (general pair weighting) and compare losses by it;
 Bleeker & de Rijke 2022 count the pairs whose weight is not negligible (COCOS, counting contributing samples).
 Both work here for any loss of ``(scores, relevant)``, ours or yours, since both come from autograd, not from formulas.
@@ -28,7 +28,7 @@ from sodeep._core.lists import as_relevance
 
 
 def pair_weights(loss: Callable[..., Any], scores: Tensor, relevant: Tensor, where: Tensor | None = None) -> Tensor:
-    """The gradient d loss / d scores: how hard the loss pulls on each pair, and which way.
+    """The gradient d loss / d scores: the weight of each pair, with its sign.
 
     The sign is kept: negative where the loss falls as the score rises, which is how positives are wanted. |result|
     is the weight of Wang et al. 2019. It is the gradient of the scalar as it is: for a mean over Q lists each entry
@@ -70,10 +70,10 @@ def pair_weights(loss: Callable[..., Any], scores: Tensor, relevant: Tensor, whe
 
 
 class ContributingPairs(NamedTuple):
-    """How many pairs of each query move a loss.
+    """How many pairs of each query contribute to the gradient of a loss.
 
-    The usual summaries: ``counts.negatives[counts.moved].float().mean()`` over the queries that are moved at all, and
-    ``(~counts.moved).sum()`` for those that are not.
+    The usual summaries: ``counts.negatives[counts.moved].float().mean()`` over the queries that have any, and
+    ``(~counts.moved).sum()`` for those that have none.
     """
 
     positives: Tensor

@@ -1,16 +1,11 @@
-"""Retrieval losses: how well each query ranks its relevant items, from scores and relevance alone.
+"""Average precision from a histogram of the scores: quantised AP (AP_Q) and FastAP.
 
-A list is a query and is defined when it has a relevant item; what all losses share is in `sodeep.losses`.
+To make a rank differentiable, scores are counted in bins: each is divided between the two nearest bin centres, and
+precision is read from the running sums of the histograms. A histogram takes two scatter-adds, whatever the number of
+bins, and the gradient is in closed form. Made for long lists: time and memory are linear in their length. Differences
+of scores within a bin are not resolved.
 
-Two ways to make a rank differentiable are here, and neither builds a Q x N x N tensor.
-
-Pairwise (`smooth_ap_loss`, `sup_ap_loss`, `recall_at_k_loss`): a rank is a sum of comparisons "is j above i?",
-softened. Only the ranks of the relevant items matter, so the walk goes over (query, relevant item) pairs, a chunk at a
-time, and takes the gradient in closed form as it goes: no graph is stored, and memory is O(Q N) whatever the classes.
-
-Quantised (`quantized_ap_loss`, `fast_ap_loss`): a histogram of similarities, softened. A similarity falls into two
-neighbouring bins, so that a histogram takes two scatter-adds, whatever the number of bins. The gradient is in closed
-form here as well.
+Sources: Revaud et al., ICCV 2019 (AP_Q); Cakir et al., CVPR 2019 (FastAP).
 """
 
 from __future__ import annotations
@@ -21,23 +16,12 @@ import torch
 from torch import Tensor
 
 from sodeep._core.checks import check_at_least, check_bool, check_number
-from sodeep._core.lists import Lists, prepare
+from sodeep._core.lists import check_lists
 from sodeep.losses._base import ListStats, Loss, check_range, loss_function, reduce_defined
-from sodeep.losses._per_query import _opaque, chunk_elements, per_query
+from sodeep.losses._per_query import chunk_elements, one_node, per_query, with_self
 
 
-def _with_self(lists: Lists) -> Lists:
-    """Every query among its own relevant items, at similarity 1: a column more."""
-    query = lists.positive.new_ones(len(lists.positive), 1)
-    return Lists(  # not _replace, which torch.compile of torch 2.4 cannot trace
-        torch.cat([lists.scores, query.to(lists.scores.dtype)], 1),
-        torch.cat([lists.positive, query], 1),
-        torch.cat([lists.negative, ~query], 1),
-        lists.masked,
-    )
-
-
-@_opaque("int num_bins, float low, float high")
+@one_node("int num_bins, float low, float high")
 def _quantized_ap(scores: Tensor, positive: Tensor, num_bins: int, low: float, high: float) -> tuple[Tensor, Tensor]:
     value, slope = scores.new_zeros(scores.shape[0]), torch.empty_like(scores)
     last, gap = num_bins - 1, (high - low) / (num_bins - 1)
@@ -45,11 +29,11 @@ def _quantized_ap(scores: Tensor, positive: Tensor, num_bins: int, low: float, h
     for start in range(0, len(scores), rows):
         chunk = slice(start, start + rows)
         s, relevant = scores[chunk], positive[chunk].to(scores.dtype)
-        # a score lies between two centres: the histograms get its two shares, of other, relevant and masked items
+        # a score lies between two centres: each histogram (other, relevant, masked items) gets its two weights
         steps_down = (high - s) / gap
         clamped = steps_down.clamp(0, last)
         inside = steps_down.eq_(clamped)
-        upper = clamped.floor().clamp_(max=last - 1).nan_to_num_(0.0)  # NaN goes on in its share, not as an index
+        upper = clamped.floor().clamp_(max=last - 1).nan_to_num_(0.0)  # NaN goes on in its weight, not as an index
         to_lower = clamped.sub_(upper)
         slot = upper.add_(relevant, alpha=num_bins).add_(s == -torch.inf, alpha=2 * num_bins).long()
         h = s.new_zeros(len(s), 3 * num_bins).scatter_add_(1, slot, 1 - to_lower)
@@ -62,7 +46,7 @@ def _quantized_ap(scores: Tensor, positive: Tensor, num_bins: int, low: float, h
         precision = seen_positive / seen
         value[chunk] = (precision * h_positive / count).sum(1)
 
-        # d AP / d h_m: what is in bin m has been seen in every later bin too; a relevant item also is recall in its own
+        # d AP / d h_m: bin m is part of the running sums of all later bins; a relevant item also adds recall in bin m
         by_seen = h_positive / seen / count
         by_other = _sum_from(-by_seen * precision)
         by_relevant = by_other + _sum_from(by_seen) + precision / count
@@ -133,8 +117,8 @@ def quantized_ap_loss(
         >>> print(f"{loss:.4f}")
         0.7048
     """
-    lists = prepare(scores, relevant, where)
-    items = _with_self(lists) if include_self else lists
+    lists = check_lists(scores, relevant, where)
+    items = with_self(lists) if include_self else lists
     ap = per_query(_quantized_ap, items, num_bins, low, high)
     return reduce_defined(1 - ap, lists.positive.sum(1) > 0, scores, reduction, return_stats)
 

@@ -1,9 +1,13 @@
-"""Losses on ranks: Spearman, mean average precision and recall, on any rank function.
+"""Losses on ranks: Spearman, mean average precision and recall, on any rank function (SoDeep).
+
+They optimise a metric that is a function of ranks through a differentiable rank function: Spearman for regression where
+the order counts, mAP for multi-label classification, recall for retrieval.
 
 Each takes ``rank_fn``, any callable from scores (..., n) to ranks (..., n), 1 = highest: a trained sorter,
 `laplace_rank`, or your own. Where a loss says "rank of i", that is what it calls; the ranks of targets are exact.
-Ranks are divided by the number of items, as in SoDeep (Engilberge et al., CVPR 2019), so that losses of lists of
-different lengths are alike. What all losses share is in `sodeep.losses`.
+Ranks are divided by the number of items, so that losses of lists of different lengths are comparable.
+
+Source: Engilberge, Chevallier, Pérez, Cord. SoDeep: A Sorting Deep Net to Learn Ranking Loss Surrogates. CVPR 2019.
 
 Example:
     >>> import torch
@@ -25,7 +29,7 @@ import torch
 from torch import Tensor
 
 from sodeep._core.checks import check_at_least, check_choice, check_number
-from sodeep._core.lists import check_target, masked_mean, prepare, warn_of_outputs
+from sodeep._core.lists import check_lists, check_target, masked_mean, warn_if_outputs_last
 from sodeep._core.precision import working_dtype
 from sodeep._core.sort import ordered_floats
 from sodeep.losses._base import ListStats, Loss, loss_function, reduce_defined
@@ -43,6 +47,18 @@ class SpearmanStats(NamedTuple):
     """The rank term."""
     value: Tensor
     """The value term, before its weight."""
+
+
+def _check_regression(scores: Tensor, target: Tensor, where: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Checked scores, targets, floats in the order of the targets, and mask, each (Q, n); masked items are 0."""
+    values, where = check_target(scores, target, where)
+    x, y = scores.to(working_dtype(scores)), values.to(working_dtype(values))
+    order = y if target.is_floating_point() else ordered_floats(target)
+    if where is not None:
+        x, y, order = (z.masked_fill(~where, 0) for z in (x, y, order))
+    real = torch.ones_like(scores, dtype=torch.bool) if where is None else where
+    n = scores.shape[-1]
+    return x.reshape(-1, n), y.reshape(-1, n), order.reshape(-1, n), real.reshape(-1, n)
 
 
 @loss_function(
@@ -70,7 +86,7 @@ def spearman_loss(
     (the paper sums the squares). With exact ranks and no ties this is (1 - rho) (n^2 - 1) / (6 n^2), rho being
     Spearman's correlation. Equal targets have equal (average) ranks.
 
-    A rank does not know the scale of a score. Where predictions should also be near the targets, or for the first
+    Ranks do not depend on the scale of the scores. Where predictions should also be near the targets, or for the first
     epochs, add a value term: ``value_weight * mean |scores - target|`` ("l1") or the mean of the squares ("mse").
 
     What all losses share, such as `where`: see `sodeep.losses`.
@@ -100,26 +116,26 @@ def spearman_loss(
         >>> spearman_loss(torch.tensor([0.3, 0.1, 0.2]), torch.tensor([1.0, 2.0, 3.0]), rank_fn=exact_rank)
         tensor(0.2222)
     """
-    x, y, order, real = _prepare_regression(scores, target, where)
-    warn_of_outputs(scores, where, "spearman_loss", stacklevel=5)
+    x, y, order, real = _check_regression(scores, target, where)
+    warn_if_outputs_last(scores, where, "spearman_loss", stacklevel=5)
     ranks = apply_rank_fn(rank_fn, x, where=None if where is None else real)
     n = real.sum(-1, keepdim=True).clamp(min=1)
     error = ((ranks.to(x.dtype) - exact_rank(order, where=real).to(x.dtype)) / n).square()
     low, high = order.masked_fill(~real, torch.inf).amin(-1), order.masked_fill(~real, -torch.inf).amax(-1)
     needs = "two items with different targets"
-    ranks_of, ordered = masked_mean(error, real), low < high
+    rank_errors, ordered = masked_mean(error, real), low < high
     gap = x - y.to(x.dtype)
-    values_of, valued = masked_mean(gap.abs() if value_loss == "l1" else gap.square(), real), real.any(-1)
-    value_term = masked_mean(values_of, valued)
+    value_errors, valued = masked_mean(gap.abs() if value_loss == "l1" else gap.square(), real), real.any(-1)
+    value_term = masked_mean(value_errors, valued)
     # alpha, not a product: in torch.func.jacfwd the number would make float64 of float32
     if reduction == "mean":
-        rank_term = reduce_defined(ranks_of, ordered, x, needs=needs, other="target")
+        rank_term = reduce_defined(rank_errors, ordered, x, needs=needs, other="target")
         loss = rank_term.add(value_term, alpha=value_weight) if value_weight else rank_term
     else:
-        rank_term = masked_mean(ranks_of, ordered)
+        rank_term = masked_mean(rank_errors, ordered)
         if value_weight:  # a list without an order has a value term still
-            ranks_of, ordered = ranks_of.masked_fill(~ordered, 0).add(values_of, alpha=value_weight), valued
-        loss = reduce_defined(ranks_of, ordered, scores, reduction, needs=needs, other="target")
+            rank_errors, ordered = rank_errors.masked_fill(~ordered, 0).add(value_errors, alpha=value_weight), valued
+        loss = reduce_defined(rank_errors, ordered, scores, reduction, needs=needs, other="target")
     if not return_stats:
         return loss
     return loss, SpearmanStats(len(x), (low < high).sum(), rank_term.detach(), value_term.detach())
@@ -140,6 +156,15 @@ class SpearmanLoss(Loss[SpearmanStats]):
         self, rank_fn: RankFunction, *, value_weight: float = 0.0, value_loss: str = "l1", reduction: str = "mean"
     ) -> None:
         super().__init__(rank_fn=rank_fn, value_weight=value_weight, value_loss=value_loss, reduction=reduction)
+
+
+def _has_one_length(rank_fn: object) -> bool:
+    """Whether `rank_fn`, or the one it wraps, takes lists of one length only."""
+    while rank_fn is not None:
+        if getattr(rank_fn, "seq_len", None) is not None:
+            return True
+        rank_fn = getattr(rank_fn, "rank_fn", None)
+    return False
 
 
 @loss_function(rank_fn=check_rank_fn, form=partial(check_choice, choices=("ap", "rank_sum")))
@@ -192,15 +217,16 @@ def map_loss(
         >>> map_loss(scores, relevant, rank_fn=exact_rank, form="rank_sum")  # (1/3 + 3/3) / 2
         tensor(0.6667)
     """
-    x, positive, negative, *_ = prepare(scores, relevant, where)
+    x, positive, negative, *_ = check_lists(scores, relevant, where)
     real = positive | negative
     ranks = apply_rank_fn(rank_fn, x, where=None if where is None else real)
     if form == "rank_sum":
         terms = ranks / real.sum(-1, keepdim=True).clamp(min=1)
     else:
-        friends = exact_rank(x, positive) if _has_one_length(rank_fn) else apply_rank_fn(rank_fn, x, where=positive)
+        one_length = _has_one_length(rank_fn)
+        among_positives = exact_rank(x, positive) if one_length else apply_rank_fn(rank_fn, x, where=positive)
         # the ranks of masked items are 0, and 0 / 0 must not reach the gradient
-        terms = 1 - friends / ranks.masked_fill(~positive, 1)
+        terms = 1 - among_positives / ranks.masked_fill(~positive, 1)
     return reduce_defined(masked_mean(terms, positive), positive.any(-1), scores, reduction, return_stats)
 
 
@@ -261,7 +287,7 @@ def recall_loss(
         >>> recall_loss(scores, relevant, rank_fn=exact_rank)  # 0.2 + 2/4 - 1/4
         tensor(0.4500)
     """
-    x, positive, negative, *_ = prepare(scores, relevant, where)
+    x, positive, negative, *_ = check_lists(scores, relevant, where)
     real = positive | negative
     ranks = apply_rank_fn(rank_fn, x, where=None if where is None else real)
     ranks = ranks / real.sum(-1, keepdim=True).clamp(min=1)
@@ -269,9 +295,10 @@ def recall_loss(
     lowest = ranks.detach().masked_fill(~negative, torch.inf).topk(min(hardest, x.shape[-1]), largest=False).values
     # others of one rank share the gradient: topk alone would give it to the first of them
     tied = (ranks.unsqueeze(-2) == lowest.unsqueeze(-1)) & negative.unsqueeze(-2)  # (Q, hardest, N)
-    rivals = (tied * ranks.unsqueeze(-2)).sum(-1) / tied.sum(-1).clamp(min=1)
+    hardest_ranks = (tied * ranks.unsqueeze(-2)).sum(-1) / tied.sum(-1).clamp(min=1)
     exists = lowest.isfinite()
-    hinge = (margin + ranks.unsqueeze(-1) - rivals.unsqueeze(-2)).relu() * exists.unsqueeze(-2)  # (Q, N, hardest)
+    # (Q, N, hardest)
+    hinge = (margin + ranks.unsqueeze(-1) - hardest_ranks.unsqueeze(-2)).relu() * exists.unsqueeze(-2)
     per_item = hinge.sum(-1) / exists.sum(-1, keepdim=True).clamp(min=1)
     needs = "a relevant item and another"
     defined = positive.any(-1) & negative.any(-1)
@@ -293,24 +320,3 @@ class RecallLoss(Loss[ListStats]):
         self, rank_fn: RankFunction, *, margin: float = 0.2, hardest: int = 1, reduction: str = "mean"
     ) -> None:
         super().__init__(rank_fn=rank_fn, margin=margin, hardest=hardest, reduction=reduction)
-
-
-def _prepare_regression(scores: Tensor, target: Tensor, where: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Checked scores, targets, floats in the order of the targets, and mask, as (Q, n); masked items hold 0."""
-    values, where = check_target(scores, target, where)
-    x, y = scores.to(working_dtype(scores)), values.to(working_dtype(values))
-    order = y if target.is_floating_point() else ordered_floats(target)
-    if where is not None:
-        x, y, order = (z.masked_fill(~where, 0) for z in (x, y, order))
-    real = torch.ones_like(scores, dtype=torch.bool) if where is None else where
-    n = scores.shape[-1]
-    return x.reshape(-1, n), y.reshape(-1, n), order.reshape(-1, n), real.reshape(-1, n)
-
-
-def _has_one_length(rank_fn: object) -> bool:
-    """Whether `rank_fn`, or the one it wraps, takes lists of one length only."""
-    while rank_fn is not None:
-        if getattr(rank_fn, "seq_len", None) is not None:
-            return True
-        rank_fn = getattr(rank_fn, "rank_fn", None)
-    return False

@@ -1,4 +1,4 @@
-"""Similarities of all pairs of rows, and which of them are relevant."""
+"""Similarities of all pairs of embeddings (cosine, dot product, minus distance), and which pairs are relevant."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ def relevance(given: Tensor, ref_labels: Any, n: int, m: int, two_sets: bool) ->
                 "is not symmetric goes in with ref_embeddings=embeddings."
             )
         return given
-    own = as_labels(given, "labels", n)
-    return same_label(own, own)
+    row_labels = as_labels(given, "labels", n)
+    return same_label(row_labels, row_labels)
 
 
 @full_precision

@@ -1,16 +1,13 @@
-"""Retrieval losses: how well each query ranks its relevant items, from scores and relevance alone.
+"""Average precision and recall from soft pairwise comparisons: Smooth-AP, SupAP (ROADMAP) and recall@k.
 
-A list is a query and is defined when it has a relevant item; what all losses share is in `sodeep.losses`.
+To make a rank differentiable, it is written as a sum of comparisons "is item j above item i?", each softened to a
+sigmoid or bounded from above. The losses optimise the retrieval metric itself, without margin or mining, and are at
+their best with several relevant items a query.
 
-Two ways to make a rank differentiable are here, and neither builds a Q x N x N tensor.
+Only the ranks of the relevant items matter, so (query, relevant item) pairs are visited a chunk at a time, and the
+gradient is taken in closed form on the way: no Q x N x N tensor is built, no graph is stored, and memory is O(Q N).
 
-Pairwise (`smooth_ap_loss`, `sup_ap_loss`, `recall_at_k_loss`): a rank is a sum of comparisons "is j above i?",
-softened. Only the ranks of the relevant items matter, so the walk goes over (query, relevant item) pairs, a chunk at a
-time, and takes the gradient in closed form as it goes: no graph is stored, and memory is O(Q N) whatever the classes.
-
-Quantised (`quantized_ap_loss`, `fast_ap_loss`): a histogram of similarities, softened. A similarity falls into two
-neighbouring bins, so that a histogram takes two scatter-adds, whatever the number of bins. The gradient is in closed
-form here as well.
+Sources: Brown et al., ECCV 2020 (Smooth-AP); Ramzi et al., NeurIPS 2021 (SupAP); Patel et al., CVPR 2022 (recall@k).
 """
 
 from __future__ import annotations
@@ -24,40 +21,39 @@ import torch
 from torch import Tensor
 
 from sodeep._core.checks import check_at_least, check_bool, check_number, check_positive, describe, is_whole
-from sodeep._core.lists import masked_mean, prepare
+from sodeep._core.lists import check_lists, masked_mean
 from sodeep.losses._base import ListStats, Loss, loss_function, optional, reduce_defined
-from sodeep.losses._per_query import _opaque, chunk_elements, per_query
-from sodeep.losses.quantized_ap import _with_self
+from sodeep.losses._per_query import chunk_elements, one_node, per_query, with_self
 
 
 class _Pairs(NamedTuple):
-    """A chunk of C (query, relevant item) pairs, theirs to overwrite until the next chunk."""
+    """A chunk of C (query, relevant item) pairs, whose `gap` and `positive` may be overwritten."""
 
     query: Tensor
     """(C,) the row of each pair."""
     item: Tensor
     """(C,) its relevant item i."""
-    share: Tensor
-    """(C,) what the pair weighs in a mean over the relevant items of its query."""
+    weight: Tensor
+    """(C,) its weight in a mean over the relevant items of its query."""
     gap: Tensor
     """(C, N) s_j - s_i for every item j of the query; minus infinity where j does not compete: i itself, masked."""
-    friend: Tensor
+    positive: Tensor
     """(C, N) 1 where j is relevant as well."""
 
 
-def _walk(scores: Tensor, positive: Tensor) -> Iterator[_Pairs]:
+def _pairs_in_chunks(scores: Tensor, positive: Tensor) -> Iterator[_Pairs]:
     """The (query, relevant item) pairs of (Q, N) lists, in chunks."""
-    friend = positive.to(scores.dtype)
-    share = 1 / friend.sum(1)
+    ones = positive.to(scores.dtype)
+    weight = 1 / ones.sum(1)
     pairs = positive.nonzero()
     rows = max(1, min(len(pairs), chunk_elements(scores.device) // scores.shape[1]))
     # fresh memory for every chunk would cost a quarter of the time, in page faults
-    gaps, friends = scores.new_empty(2, rows, scores.shape[1])
+    gaps, positives = scores.new_empty(2, rows, scores.shape[1])
     for chunk in torch.split(pairs, rows):
         query, item = chunk.unbind(1)
         gap = torch.index_select(scores, 0, query, out=gaps[: len(chunk)])
         gap.sub_(scores[query, item].unsqueeze(1)).scatter_(1, item.unsqueeze(1), -torch.inf)
-        yield _Pairs(query, item, share[query], gap, torch.index_select(friend, 0, query, out=friends[: len(chunk)]))
+        yield _Pairs(query, item, weight[query], gap, torch.index_select(ones, 0, query, out=positives[: len(chunk)]))
 
 
 def _add_slope(slope: Tensor, pairs: _Pairs, by_gap: Tensor) -> None:
@@ -66,70 +62,18 @@ def _add_slope(slope: Tensor, pairs: _Pairs, by_gap: Tensor) -> None:
     slope[pairs.query, pairs.item] -= by_gap.sum(1)  # a pair occurs once, so no two meet here
 
 
-@_opaque("float tau")
+@one_node("float tau")
 def _smooth_ap(scores: Tensor, positive: Tensor, tau: float) -> tuple[Tensor, Tensor]:
     value, slope = scores.new_zeros(scores.shape[0]), torch.zeros_like(scores)
-    for pairs in _walk(scores, positive):
+    for pairs in _pairs_in_chunks(scores, positive):
         above = pairs.gap.div_(tau).sigmoid_()
-        rank_among_positives = 1 + (above * pairs.friend).sum(1)
+        rank_among_positives = 1 + (above * pairs.positive).sum(1)
         rank = 1 + above.sum(1)
         precision = rank_among_positives / rank
-        value.index_add_(0, pairs.query, precision * pairs.share)
+        value.index_add_(0, pairs.query, precision * pairs.weight)
         # d precision / d above_j = (1[j relevant] - precision) / rank, and d above / d gap = above (1 - above) / tau
-        by_gap = pairs.friend.sub_(precision.unsqueeze(1)).mul_((pairs.share / (tau * rank)).unsqueeze(1))
+        by_gap = pairs.positive.sub_(precision.unsqueeze(1)).mul_((pairs.weight / (tau * rank)).unsqueeze(1))
         _add_slope(slope, pairs, by_gap.mul_(above.addcmul_(above, above, value=-1)))
-    return value, slope
-
-
-@_opaque("float tau, float rho, float delta, float offset")
-def _sup_ap(
-    scores: Tensor, positive: Tensor, tau: float, rho: float, delta: float, offset: float
-) -> tuple[Tensor, Tensor]:
-    value, slope = scores.new_zeros(scores.shape[0]), torch.zeros_like(scores)
-    for pairs in _walk(scores, positive):
-        rank_among_positives = 1 + ((1 + pairs.gap.sign()) / 2 * pairs.friend).sum(1)
-        gap = torch.where(pairs.friend.bool(), -torch.inf, pairs.gap)  # from here on, to the irrelevant items
-        curve = torch.sigmoid(gap.clamp(max=delta) / tau)
-        ahead = gap.sign().clamp_(min=0)
-        over = gap.sub_(delta).clamp_(min=0)
-        far = over.sign()
-        bound = curve + 0.5 * ahead + rho * over + (offset - _sup_ap_offset(tau, delta)) * far
-        rank = rank_among_positives + bound.sum(1)
-        precision = rank_among_positives / rank
-        value.index_add_(0, pairs.query, precision * pairs.share)
-        # only the bound moves: d precision / d bound = -precision / rank
-        by_gap = curve.addcmul_(curve, curve, value=-1).div_(tau)
-        by_gap += far * (rho - by_gap)
-        _add_slope(slope, pairs, by_gap.mul_((-precision / rank * pairs.share).unsqueeze(1)))
-    return value, slope
-
-
-def _sup_ap_offset(tau: float, delta: float) -> float:
-    """Where the curved part of the bound ends."""
-    return 0.5 + 1 / (1 + math.exp(-delta / tau))
-
-
-@_opaque("int[] ks, float tau_rank, float tau_k")
-def _recall_at_k(
-    scores: Tensor, positive: Tensor, ks: list[int], tau_rank: float, tau_k: float
-) -> tuple[Tensor, Tensor]:
-    query = positive.nonzero()[:, 0]
-    above = [torch.sigmoid(pairs.gap / tau_rank).sum(1) for pairs in _walk(scores, positive)]
-    rank = 1 + torch.cat([scores.new_zeros(0), *above])
-    count = positive.sum(1)
-    value, by_rank = scores.new_zeros(scores.shape[0]), torch.zeros_like(rank)
-    for k in ks:
-        found = torch.sigmoid((k - rank) / tau_k)
-        total = torch.zeros_like(value).index_add_(0, query, found)
-        most = count.clamp(min=1, max=k) * len(ks)
-        value += total.clamp(max=k) / most
-        by_rank -= found * (1 - found) / tau_k * ((total < k) / most)[query]
-    slope, start = torch.zeros_like(scores), 0
-    for pairs in _walk(scores, positive):
-        sigmoid = torch.sigmoid(pairs.gap / tau_rank)
-        weight = by_rank[start : start + len(sigmoid)].unsqueeze(1) / tau_rank
-        _add_slope(slope, pairs, sigmoid.addcmul_(sigmoid, sigmoid, value=-1).mul_(weight))
-        start += len(sigmoid)
     return value, slope
 
 
@@ -179,8 +123,8 @@ def smooth_ap_loss(
         >>> bool(scores.grad[0] > 0)  # the irrelevant item should go down
         True
     """
-    lists = prepare(scores, relevant, where)
-    items = _with_self(lists) if include_self else lists
+    lists = check_lists(scores, relevant, where)
+    items = with_self(lists) if include_self else lists
     ap = per_query(_smooth_ap, items, tau)
     return reduce_defined(1 - ap, lists.positive.sum(1) > 0, scores, reduction, return_stats)
 
@@ -197,6 +141,34 @@ class SmoothAPLoss(Loss[ListStats]):
 
     def __init__(self, tau: float = 0.01, include_self: bool = False, *, reduction: str = "mean") -> None:
         super().__init__(tau=tau, include_self=include_self, reduction=reduction)
+
+
+def _sup_ap_offset(tau: float, delta: float) -> float:
+    """Where the curved part of the bound ends."""
+    return 0.5 + 1 / (1 + math.exp(-delta / tau))
+
+
+@one_node("float tau, float rho, float delta, float offset")
+def _sup_ap(
+    scores: Tensor, positive: Tensor, tau: float, rho: float, delta: float, offset: float
+) -> tuple[Tensor, Tensor]:
+    value, slope = scores.new_zeros(scores.shape[0]), torch.zeros_like(scores)
+    for pairs in _pairs_in_chunks(scores, positive):
+        rank_among_positives = 1 + ((1 + pairs.gap.sign()) / 2 * pairs.positive).sum(1)
+        gap = torch.where(pairs.positive.bool(), -torch.inf, pairs.gap)  # from here on, to the irrelevant items
+        curve = torch.sigmoid(gap.clamp(max=delta) / tau)
+        ahead = gap.sign().clamp_(min=0)
+        over = gap.sub_(delta).clamp_(min=0)
+        far = over.sign()
+        bound = curve + 0.5 * ahead + rho * over + (offset - _sup_ap_offset(tau, delta)) * far
+        rank = rank_among_positives + bound.sum(1)
+        precision = rank_among_positives / rank
+        value.index_add_(0, pairs.query, precision * pairs.weight)
+        # only the bound moves: d precision / d bound = -precision / rank
+        by_gap = curve.addcmul_(curve, curve, value=-1).div_(tau)
+        by_gap += far * (rho - by_gap)
+        _add_slope(slope, pairs, by_gap.mul_((-precision / rank * pairs.weight).unsqueeze(1)))
+    return value, slope
 
 
 @loss_function(
@@ -273,8 +245,8 @@ def sup_ap_loss(
     """
     if offset is None:
         offset = _sup_ap_offset(tau, delta)
-    lists = prepare(scores, relevant, where)
-    items = _with_self(lists) if include_self else lists
+    lists = check_lists(scores, relevant, where)
+    items = with_self(lists) if include_self else lists
     loss = 1 - per_query(_sup_ap, items, tau, rho, delta, offset)
     if calibration:
         loss = loss + calibration * (
@@ -318,6 +290,30 @@ class SupAPLoss(Loss[ListStats]):
             include_self=include_self,
             reduction=reduction,
         )
+
+
+@one_node("int[] ks, float tau_rank, float tau_k")
+def _recall_at_k(
+    scores: Tensor, positive: Tensor, ks: list[int], tau_rank: float, tau_k: float
+) -> tuple[Tensor, Tensor]:
+    query = positive.nonzero()[:, 0]
+    above = [torch.sigmoid(pairs.gap / tau_rank).sum(1) for pairs in _pairs_in_chunks(scores, positive)]
+    rank = 1 + torch.cat([scores.new_zeros(0), *above])
+    count = positive.sum(1)
+    value, by_rank = scores.new_zeros(scores.shape[0]), torch.zeros_like(rank)
+    for k in ks:
+        hits = torch.sigmoid((k - rank) / tau_k)
+        total = torch.zeros_like(value).index_add_(0, query, hits)
+        most = count.clamp(min=1, max=k) * len(ks)
+        value += total.clamp(max=k) / most
+        by_rank -= hits * (1 - hits) / tau_k * ((total < k) / most)[query]
+    slope, start = torch.zeros_like(scores), 0
+    for pairs in _pairs_in_chunks(scores, positive):
+        sigmoid = torch.sigmoid(pairs.gap / tau_rank)
+        weight = by_rank[start : start + len(sigmoid)].unsqueeze(1) / tau_rank
+        _add_slope(slope, pairs, sigmoid.addcmul_(sigmoid, sigmoid, value=-1).mul_(weight))
+        start += len(sigmoid)
+    return value, slope
 
 
 def _check_cuts(k: int | Iterable[int], name: str) -> int | tuple[int, ...]:
@@ -375,7 +371,7 @@ def recall_at_k_loss(
         0.8808 0.5000
     """
     ks = [k] if isinstance(k, int) else list(k)
-    lists = prepare(scores, relevant, where)
+    lists = check_lists(scores, relevant, where)
     recall = per_query(_recall_at_k, lists, ks, tau_rank, tau_k)
     return reduce_defined(1 - recall, lists.positive.sum(1) > 0, scores, reduction, return_stats)
 

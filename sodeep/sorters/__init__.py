@@ -2,8 +2,8 @@
 
 A sorter is a rank function: ``scores (..., n) -> ranks (..., n)``, the ranks in 1 ... n with 1 for the highest score,
 differentiable, with ``where=`` for lists of unequal length. Eight of them are the networks published with the paper,
-with their parameter shapes, so that old weights load; ``set`` is ours: it takes lists of any length, treats every
-permutation of a list alike and compiles.
+with their parameter shapes, so that published weights load. ``set`` is a new one: it takes lists of any length, is
+equivariant to permutations and compiles.
 
     Engilberge, Chevallier, Pérez, Cord. SoDeep: a sorting deep net to learn ranking loss surrogates. CVPR 2019.
 
@@ -21,8 +21,8 @@ name            network                                        length    paramet
 ``set``         Fourier summaries of the list, read per item   any       see `SetSorter`       --
 ==============  =============================================  ========  ====================  ============
 
-A network of one's own is a subclass of `Sorter` with one method, `Sorter.network`. If it is tied to one length of list
-it says so in `Sorter.any_length`, and if it is best trained in another way than most in `Sorter.recipe`.
+A network of one's own is a subclass of `Sorter` with one method, `Sorter.network`. One of fixed length overrides
+`Sorter.any_length`, and one whose training defaults differ overrides `Sorter.recipe`.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ SORTERS: dict[str, type[Sorter]] = {
 
 
 def build_sorter(name: str, seq_len: int | None = None, **config: Any) -> Sorter:
-    """A sorter with fresh weights, trainable; what is random of them is drawn from PyTorch's global generator.
+    """A new sorter, trainable; random initial weights are drawn from PyTorch's global generator.
 
     Args:
         name: a key of `SORTERS`.
-        seq_len: the length of list, for sorters tied to one; ignored by those that take any length.
+        seq_len: the length of list, for sorters of fixed length; ignored by those for any length.
         config: the sorter's options; see its class.
 
     Raises:

@@ -1,8 +1,8 @@
-"""Frozen weights stay as they are, or the next call can say that they have not.
+"""Detects that something has overwritten frozen weights.
 
 Frameworks initialise modules that they did not build: `post_init` and `from_pretrained` of transformers, loops that
 call `reset_parameters` or write to ``.data``, tools that give a module from the meta device memory without values.
-None of them asks whether weights are frozen. transformers honours a marker; what the others did shows in the weights.
+None of them checks whether weights are frozen. transformers respects a marker; for the others, weights are compared.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import torch
 from torch import Tensor, nn
 
 MARKER = "_is_hf_initialized"
-"""What transformers looks for on modules, parameters and buffers before it initialises them."""
+"""The attribute that transformers reads on modules, parameters and buffers before it initialises them."""
 
 OURS = "frozen"
-"""The marker as we set it on a tensor. transformers sets True, on a tensor whose values it has loaded."""
+"""Its value on tensors of frozen sorters. transformers sets True, on a tensor whose values it has loaded."""
 
 SAMPLE = 16
-"""Numbers of each tensor that are remembered: whatever initialises a tensor changes all of them."""
+"""How many numbers of each tensor are kept: whatever initialises a tensor changes all of them."""
 
 TOLERANCE = 1e-2
-"""Of the largest of them: no more than the rounding to bfloat16, which mixed precision may put them through."""
+"""Relative to the largest of them: no more than rounding to bfloat16, as mixed precision may do."""
 
 
 class FrozenWeights:
-    """What the weights of a frozen module were, in a few numbers of each.
+    """A few numbers of each weight of a frozen module, to tell whether one was changed.
 
-    The numbers are compared when a tensor is another one than at the last look, lies elsewhere or was written to.
-    PyTorch counts no writes through ``.data``: `look_again` before they are to be seen.
+    The numbers are compared when a tensor was replaced, moved or written to since the last comparison.
+    PyTorch counts no writes through ``.data``: call `look_again` for those to be seen.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -41,7 +41,7 @@ class FrozenWeights:
         return {"known": self.known, "seen": []}  # a copy has tensors of its own
 
     def look_again(self) -> None:
-        """Compare the numbers at the next `changed`, come what may."""
+        """Compare the numbers at the next `changed` in any case."""
         self.seen = []
 
     def expect(self, name: str, tensor: Tensor) -> bool:
@@ -53,7 +53,7 @@ class FrozenWeights:
         return _alike(self.known[name], known)
 
     def changed(self, module: nn.Module) -> str | None:
-        """The name of a tensor that is no longer what it was; None if there is none, or nobody can tell."""
+        """The name of a tensor that has changed; None if there is none, or if it cannot be determined."""
         for holder, name, tensor, stamp in self.seen:
             if holder.get(name) is not tensor or tensor.requires_grad or _stamp(tensor) != stamp:
                 break
@@ -66,9 +66,9 @@ class FrozenWeights:
         if torch._C._are_functorch_transforms_active():
             return None
         tensors = dict(_tensors(module))
-        kinds = {type(tensor) for tensor in tensors.values()}
-        if not kinds <= {nn.Parameter, Tensor} or any(type(weight) is Tensor for weight in module.parameters()):
-            return None  # of another kind, or put in place for one call: torch.func.functional_call, FSDP
+        types = {type(tensor) for tensor in tensors.values()}
+        if not types <= {nn.Parameter, Tensor} or any(type(weight) is Tensor for weight in module.parameters()):
+            return None  # of another type, or put in place for one call: torch.func.functional_call, FSDP
         for name, tensor in tensors.items():
             if getattr(tensor, MARKER, None) is True:
                 self.known[name] = _sample(tensor)

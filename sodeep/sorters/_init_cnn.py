@@ -1,12 +1,12 @@
-"""First weights with which a CNN compares the items of a list, before any training.
+"""Initialisation with which a CNN compares the items of a list before any training.
 
 An output of a convolution sees a window of the list, one item longer for every tap of the kernel after the first: two
 items after the first layer, 37 after the last. Two channels compare a pair of them: with a rectifier f (a PReLU of some
 slope below zero) and the difference d of two scores, f(d + width) - f(d - width) is 2 width where d is above width,
 2 slope width where it is below -width, and straight between. So every layer
 
-1. passes on the scores of the first and of the last item of its window;
-2. compares the first item with those that come in at the far end, and the last item likewise;
+1. copies the scores of the first and of the last item of its window;
+2. compares the first item with those that are new at the far end, and the last item likewise;
 3. keeps a count for each item: of those behind it in the window how many are above it, less those below, and the same
    of those before it. The comparisons of a layer enter the counts of the next, since they exist behind its rectifier.
 
@@ -32,7 +32,7 @@ WIDTH = 0.2
 """Of a comparison, in standard deviations of the list: sharper ones have less error and a poorer gradient."""
 
 OFFSET = 4.0
-"""Added to the scores, so that rectifiers pass them on: unchanged from four standard deviations below the mean."""
+"""Added to the scores, so that rectifiers leave them unchanged from four standard deviations below the mean."""
 
 FIRST, LAST = 0, 1
 """The ends of a window. What is done from the one is done from the other in mirror image."""
@@ -103,50 +103,50 @@ def init_comparing(layers: nn.Sequential, head: nn.Conv1d) -> None:
     if head.weight.is_meta:
         return
     n = head.out_channels
-    here = _Layer(most=sum(part.kernel_size[0] - 1 for part in layers.modules() if isinstance(part, nn.Conv1d)))
+    layer = _Layer(most=sum(part.kernel_size[0] - 1 for part in layers.modules() if isinstance(part, nn.Conv1d)))
     signal = torch.from_numpy(np.random.default_rng(0).standard_normal((64, 1, n))).to(head.weight)
-    for layer in layers:
-        parts: list[Any] = list(layer.children())
+    for module in layers:
+        parts: list[Any] = list(module.children())
         convolution, *norms, rectifier = parts
-        before, width = here, convolution.kernel_size[0]
-        here = _Layer(before.most, before.window + width - 1, width, rectifier.weight.item())
-        if convolution.out_channels < here.channels:
+        before, width = layer, convolution.kernel_size[0]
+        layer = _Layer(before.most, before.window + width - 1, width, rectifier.weight.item())
+        if convolution.out_channels < layer.channels:
             raise ValueError(
-                f"`init` must be 'random' where a convolution has fewer than {here.channels} channels, "
+                f"`init` must be 'random' where a convolution has fewer than {layer.channels} channels, "
                 f"got {convolution.out_channels}."
             )
-        _set_convolution(convolution, before, here)
+        _set_convolution(convolution, before, layer)
         signal = convolution(signal)
         for norm in norms:
-            _pass_on(norm, signal)
+            _set_identity(norm, signal)
         signal = rectifier(signal)
-    _set_head(head, here)
+    _set_head(head, layer)
 
 
-def _set_convolution(convolution: nn.Conv1d, before: _Layer, here: _Layer) -> None:
+def _set_convolution(convolution: nn.Conv1d, before: _Layer, layer: _Layer) -> None:
     weight, bias = convolution.weight, convolution.get_parameter("bias")
-    weight[: here.channels] = 0
-    bias[: here.channels] = 0
+    weight[: layer.channels] = 0
+    bias[: layer.channels] = 0
     for end in (FIRST, LAST):
         other = LAST - end
-        at = range(here.width) if end == FIRST else range(here.width)[::-1]  # positions in the kernel, from this end
-        weight[here.score(end), before.score(end), at[0]] = 1
-        bias[here.score(end)] = OFFSET if before.window == 1 else 0
-        for distance in range(1, here.width):
-            for channel, sign in enumerate((1, -1), here.comparison(end, distance)):
+        at = range(layer.width) if end == FIRST else range(layer.width)[::-1]  # positions in the kernel, from this end
+        weight[layer.score(end), before.score(end), at[0]] = 1
+        bias[layer.score(end)] = OFFSET if before.window == 1 else 0
+        for distance in range(1, layer.width):
+            for channel, sign in enumerate((1, -1), layer.comparison(end, distance)):
                 weight[channel, before.score(other), at[distance]] += 1
                 weight[channel, before.score(end), at[0]] -= 1
                 bias[channel] = sign * WIDTH
-        for item in range(here.window - 1):
-            channel = here.count(end, item)
+        for item in range(layer.window - 1):
+            channel = layer.count(end, item)
             bias[channel] = 1
             # to the window before that reaches furthest, which may be some items short
-            shift = min(item, here.width - 1)
+            shift = min(item, layer.width - 1)
             before.add_count(weight[channel, :, at[shift]], bias[channel], end, item - shift, 1)
 
 
-def _pass_on(norm: nn.BatchNorm1d, signal: Tensor) -> None:
-    """Let a batch norm pass on what it gets: in evaluation mode exactly, on a batch like `signal` (B, c, l) nearly."""
+def _set_identity(norm: nn.BatchNorm1d, signal: Tensor) -> None:
+    """Make a batch norm the identity: in evaluation mode exactly, on a batch like `signal` (B, c, l) nearly."""
     variance, mean = torch.var_mean(signal, (0, 2), correction=0)
     assert norm.running_mean is not None
     assert norm.running_var is not None
@@ -160,8 +160,8 @@ def _set_head(head: nn.Conv1d, last: _Layer) -> None:
     n, _, positions = head.weight.shape
     # in the middle the log-odds of a rank, 4 (rank / n - 1/2), are so much times 1 + sum of sign(y_j - y_i) over j
     log_odds = 2 / n
-    # of scores spread evenly with standard deviation 1, those above y less those below are this share of them times y
-    share = -1 / math.sqrt(3)
+    # of scores spread evenly with standard deviation 1, the fraction above y less the fraction below is y times this
+    slope = -1 / math.sqrt(3)
     head.weight.zero_()
     bias = head.get_parameter("bias").fill_(log_odds)
     for item in range(n):
@@ -176,5 +176,5 @@ def _set_head(head: nn.Conv1d, last: _Layer) -> None:
             if position == place:
                 score = weight[last.score(end)]
         if out_of_reach:
-            score += log_odds * out_of_reach * share
-            bias[item] -= log_odds * out_of_reach * share * OFFSET
+            score += log_odds * out_of_reach * slope
+            bias[item] -= log_odds * out_of_reach * slope * OFFSET

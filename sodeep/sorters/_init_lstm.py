@@ -1,14 +1,14 @@
-"""First weights with which an LSTM is a rank function before any training.
+"""Initialisation with which an LSTM is a rank function before any training.
 
-A cell with an open forget gate adds up. With the candidate tanh((y - b) / width) it holds by how many the items read so
-far that are above the threshold b outnumber those below; the output gate, which sees the item at hand, decides where on
+A cell whose forget gate is open is a sum. With the candidate tanh((y - b) / width) it holds by how many the items so
+far that are above the threshold b outnumber those below; the output gate, which sees the current item, decides where on
 the axis this count is read. Two cells of one threshold, the second subtracted and read from the next threshold on, are
 read around their own threshold only. Over all thresholds and both directions that adds up to
 
     sum_j sign(y_j - y_i),
 
 and so to the rank of item i. The first layer counts standardised scores, at thresholds that split a normal distribution
-evenly. Every later one counts the ranks that the layer before has found: those are spread evenly whatever the scores
+evenly. Every later one counts the ranks that the layer before computes: those are spread evenly whatever the scores
 were, and the thresholds too.
 """
 
@@ -64,8 +64,8 @@ def _set_layer(rnn: nn.RNNBase, layer: int, read: Tensor, thresholds: Tensor, sp
     softness = spread * gaps / 2
     both = torch.cat([thresholds, thresholds])
     for direction in ("", "_reverse"):
-        into, bias = (getattr(rnn, f"{kind}_ih_l{layer}{direction}") for kind in ("weight", "bias"))
-        recurrent, recurrent_bias = (getattr(rnn, f"{kind}_hh_l{layer}{direction}") for kind in ("weight", "bias"))
+        into, bias = (getattr(rnn, f"{name}_ih_l{layer}{direction}") for name in ("weight", "bias"))
+        recurrent, recurrent_bias = (getattr(rnn, f"{name}_hh_l{layer}{direction}") for name in ("weight", "bias"))
         # input, forget, candidate and output gate; an odd unit at the end is left random
         gates = [
             [part[: 2 * count] for part in tensor.split(rnn.hidden_size)]

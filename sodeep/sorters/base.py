@@ -1,4 +1,7 @@
-"""What every sorter is: a network whose scores come standardised and whose ranks go out clear of masked items."""
+"""The base class of sorters: standardised scores in, ranks out, with masks, freezing and checkpoints.
+
+A subclass implements the network alone.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
 
 
 WORST_ERROR = 0.15
-"""Mean error, by the length of the list, from which on a network is no rank function: 0.25 is that of equal ranks."""
+"""Mean |rank error| / n from which on a network is no rank function: 0.25 is that of equal ranks."""
 
 MAX_COUNT = 1024
 """Most layers, stages, heads or frequencies of a sorter: a bound on what a damaged file can make us build."""
@@ -54,8 +57,8 @@ def standardise(scores: Tensor, where: Tensor | None = None, *, fixed: bool = Fa
     span = x.detach().masked_fill(~real, -math.inf).amax(-1, keepdim=True) - low
     unit = ((x - low) / torch.where(span > 0, span, 1)).masked_fill(~real, 0)
     centred = (unit - masked_mean(unit.detach() if fixed else unit, where, keepdim=True)).masked_fill(~real, 0)
-    of = centred.detach() if fixed else centred
-    variance = masked_mean(of * of, where, keepdim=True)
+    deviation = centred.detach() if fixed else centred
+    variance = masked_mean(deviation * deviation, where, keepdim=True)
     return centred * torch.where(variance > 0, variance, 1).rsqrt()
 
 
@@ -97,7 +100,7 @@ def plain_kernels() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a sorter is trained unless `TrainConfig` says otherwise; the defaults suit networks that start at random."""
+    """Training defaults of a sorter, which `TrainConfig` may override; these suit networks with random weights."""
 
     steps: int = 20000
     batch_size: int = 256
@@ -115,10 +118,10 @@ class Sorter(nn.Module):
 
     A sorter inside a loss should be **frozen** (`freeze`; `load_sorter` returns it so): it then passes gradients on to
     the scores, is the same function in training and evaluation mode, and has no trainable parameter, so that an
-    optimiser handed the whole criterion leaves it as it is. What follows for the code around it:
+    optimiser given the whole criterion leaves it unchanged. What follows for the code around it:
 
     * **Checkpoints.** While its weights are those of a file, a sorter adds nothing to the ``state_dict`` of a module
-      that holds it, and on loading it stays as it is where the checkpoint has no weights of its kind: one written
+      that holds it, and on loading it stays as it is where the checkpoint has no weights that fit it: one written
       with another rank function loads. Any other (built, fine-tuned, refreshed) is saved and loaded like any module. A
       sorter's own ``state_dict()`` and ``load_state_dict`` are those of any module.
     * **Initialisation.** ``.to()``, ``to_empty()``, ``apply(init)``, `post_init` and `from_pretrained` of transformers
@@ -136,7 +139,7 @@ class Sorter(nn.Module):
         name: the name in `SORTERS`.
         seq_len: the one length of list it takes, or None for any.
         config: the options that rebuild it: ``build_sorter(sorter.name, **sorter.config)``.
-        trained: what its file says of its training (see `save_sorter`); empty when unknown.
+        trained: the metadata of its training from its file (see `save_sorter`); empty when unknown.
         source: what `load_sorter` was given for it, as long as its weights are those of that file; else None.
 
     Example:
@@ -154,8 +157,8 @@ class Sorter(nn.Module):
     source: str | None = None
     _weights: FrozenWeights | None = None
     shortest: ClassVar[int] = 2
-    """Fewest items of the lists that it can be trained for."""
-    _told_lengths: bool = False
+    """Fewest items of lists that it can be trained for."""
+    _warned_lengths: bool = False
     """Whether the warning about lists of other lengths was given."""
 
     def __init__(self, seq_len: int | None = None, *, normalize: bool = True, **config: Any) -> None:
@@ -171,7 +174,7 @@ class Sorter(nn.Module):
         self._frozen = False
 
     def network(self, x: Tensor, where: Tensor | None = None) -> Tensor:
-        """Normalised ranks (B, n), the best 1/n and the worst 1, of scores `x` (B, n), standardised unless told not to.
+        """Normalised ranks (B, n), the best 1/n and the worst 1, of scores `x` (B, n), standardised if `normalize`.
 
         `where` (B, n) is given only to a class that sets `reads_masks`; masked items of `x` are then 0.
         """
@@ -183,12 +186,12 @@ class Sorter(nn.Module):
 
     @classmethod
     def any_length(cls, config: Mapping[str, Any]) -> bool:
-        """Whether it takes lists of any length, if built with these options and no `seq_len`: it is trained on many."""
+        """Whether it takes lists of any length, if built with these options and no `seq_len`."""
         return True
 
     @classmethod
     def recipe(cls, config: Mapping[str, Any]) -> Recipe:
-        """How it is trained unless told otherwise, if built with these options (or those that it has, `config`)."""
+        """Its training defaults, if built with these options (or those that it has, `config`)."""
         return Recipe()
 
     @classmethod
@@ -237,7 +240,7 @@ class Sorter(nn.Module):
                 "Move the sorter, or the loss that holds it: .to(scores.device)."
             )
         check_finite(scores, where)
-        self._hold()
+        self._check_frozen()
         self._warn_outside(scores, where)
         self._warn_lengths(scores, where)
         rows = scores.reshape(-1, scores.shape[-1])
@@ -257,8 +260,8 @@ class Sorter(nn.Module):
             trained = f", or train one: sodeep train-sorter --sorter {self.name} --seq-len {n}"
             raise ValueError(
                 f"`scores` must have lists of {self.seq_len} items, the length this {self.name} sorter was built for, "
-                f"got {n} real items. Leave a shorter last batch out (drop_last=True), use a length-free sorter such "
-                f"as 'set'{trained if n >= self.shortest else '.'}"
+                f"got {n} real items. Leave a shorter last batch out (drop_last=True), use a sorter for any length "
+                f"such as 'set'{trained if n >= self.shortest else '.'}"
             )
         x = scores if where is None else scores.masked_fill(~where, 0)
         x = standardise(x, where, fixed=self.separate_gradient) if self.normalize else x
@@ -273,22 +276,22 @@ class Sorter(nn.Module):
         return fill_by_length(nothing, scores, where, lambda lists: self._rank(lists, None, network))
 
     def _warn_outside(self, scores: Tensor, where: Tensor | None) -> None:
-        """A network that sees raw scores knows those of the range it was trained on only."""
-        known = None if self.normalize else self.trained_range
-        if known is None or not readable(scores):
+        """Warn of raw scores outside the range that a network without normalisation was trained on."""
+        trained = None if self.normalize else self.trained_range
+        if trained is None or not readable(scores):
             return
         real = scores.detach() if where is None else scores.detach()[where]
-        if real.numel() and (real.amin() < known[0] or real.amax() > known[1]):
+        if real.numel() and (real.amin() < trained[0] or real.amax() > trained[1]):
             warnings.warn(
                 f"The scores reach from {real.amin().item():g} to {real.amax().item():g}, and this {self.name} sorter, "
-                f"which does not normalise them, was trained on {known[0]:g} to {known[1]:g}: its ranks are "
+                f"which does not normalise them, was trained on {trained[0]:g} to {trained[1]:g}: its ranks are "
                 "unreliable. Scale the scores, or use a sorter that normalises.",
                 stacklevel=2,
             )
 
     def _warn_lengths(self, scores: Tensor, where: Tensor | None) -> None:
-        """Once: lists shorter or longer than those it is known to work on. One item has the one rank there is."""
-        if self.seq_len is not None or self._told_lengths or not readable(scores):
+        """Warn once of lists shorter or longer than those it is known to work on. A single item always has rank 1."""
+        if self.seq_len is not None or self._warned_lengths or not readable(scores):
             return
         known = self.known_lengths
         if known is None or (known[0] <= 2 and scores.shape[-1] <= known[1]):
@@ -296,7 +299,7 @@ class Sorter(nn.Module):
         counts = {scores.shape[-1]} if where is None else set(where.sum(-1).flatten().tolist())
         outside = sorted(count for count in counts if count > 1 and not known[0] <= count <= known[1])
         if outside:
-            self._told_lengths = True
+            self._warned_lengths = True
             low, high = min(outside[0], known[0]), max(outside[-1], known[1])
             warnings.warn(
                 f"`scores` has a list of {outside[0]} items, and this {self.name} sorter is known to work on lists of "
@@ -348,8 +351,8 @@ class Sorter(nn.Module):
         unmark(self)
         return self.requires_grad_().train()
 
-    def _hold(self) -> None:
-        """Frozen weights are constants: take back a ``requires_grad = True``, and look whether they are what they were.
+    def _check_frozen(self) -> None:
+        """Frozen weights are constants: undo a ``requires_grad = True``, and check that the values have not changed.
 
         A loop over a larger module's parameters may have changed either.
         """
@@ -407,30 +410,30 @@ class Sorter(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         # what load_state_dict calls for every module before those in it
         if self._weights is not None:
-            own = {prefix + name: tensor for name, tensor in self.state_dict().items()}
+            current = {prefix + name: tensor for name, tensor in self.state_dict().items()}
             given = {key: tensor for key, tensor in state_dict.items() if key.startswith(prefix)}
-            fit = {key for key in own if key in given and given[key].shape == own[key].shape}
-            apart = prefix and self.source is not None  # it has no part in the state dicts of the module around it
-            if apart and not (len(fit) == len(own) == len(given) and self._take_over(given, own, prefix)):
+            fit = {key for key in current if key in given and given[key].shape == current[key].shape}
+            absent = prefix and self.source is not None  # from the state dicts of the module around it
+            if absent and not (len(fit) == len(current) == len(given) and self._accepts(given, current, prefix)):
                 for key in given:
                     del state_dict[key]
-                state_dict.update(own)
+                state_dict.update(current)
             else:
                 for key in fit:
                     if not self._weights.expect(key.removeprefix(prefix), state_dict[key]):
                         self.source = None
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def _take_over(self, given: Mapping[str, Tensor], own: Mapping[str, Tensor], prefix: str) -> bool:
-        """Whether weights from the checkpoint of a larger module are to take the place of those of the file.
+    def _accepts(self, given: Mapping[str, Tensor], current: Mapping[str, Tensor], prefix: str) -> bool:
+        """Whether weights from the checkpoint of a larger module are to replace those of the file.
 
         Those of a fine-tuned sorter are. Not those that a framework had initialised before they were saved.
         """
-        if all(torch.equal(tensor.to(own[key]), own[key]) for key, tensor in given.items()):
+        if all(torch.equal(tensor.to(current[key]), current[key]) for key, tensor in given.items()):
             return True
         weight = next(self.parameters())
         scores = torch.randn(4, self.seq_len or 50, generator=torch.Generator().manual_seed(0)).to(weight)
-        tensors = {key.removeprefix(prefix): tensor.to(own[key]) for key, tensor in given.items()}
+        tensors = {key.removeprefix(prefix): tensor.to(current[key]) for key, tensor in given.items()}
         with torch.no_grad():
             ranks = torch.func.functional_call(self, tensors, (scores,))
         error = float((ranks - exact_rank(scores)).abs().mean()) / scores.shape[-1]
@@ -450,18 +453,20 @@ class Sorter(nn.Module):
         return f"{options}, frozen={self._frozen}"
 
 
-def need_seq_len(name: str, seq_len: int | None, otherwise: str = "or use a length-free sorter such as 'set'") -> int:
-    """`seq_len`, which a sorter tied to one length cannot do without."""
+def require_seq_len(
+    name: str, seq_len: int | None, alternative: str = "or use a sorter for any length such as 'set'"
+) -> int:
+    """`seq_len`, which a sorter of fixed length needs."""
     if seq_len is None:
         raise ValueError(
-            f"`seq_len` must be given for the {name} sorter, which is tied to one length of list, got None. "
-            f"Give it, for example seq_len=100, {otherwise}."
+            f"`seq_len` must be given for the {name} sorter, which has a fixed length of list, got None. "
+            f"Give it, for example seq_len=100, {alternative}."
         )
     return check_at_least(seq_len, 1, "seq_len")
 
 
 def check_count(value: int, name: str) -> int:
-    """A number of things that are built one by one."""
+    """A number of parts, from 1 to `MAX_COUNT`."""
     if not is_whole(value) or not 1 <= value <= MAX_COUNT:
         raise ValueError(f"`{name}` must be a whole number from 1 to {MAX_COUNT}, got {describe(value)}.")
     return int(value)

@@ -12,7 +12,7 @@ from torch.nn import functional
 from sodeep._core.checks import check_at_least, check_choice, is_whole
 from sodeep.sorters._init_cnn import init_comparing
 from sodeep.sorters._init_lstm import init_counting
-from sodeep.sorters.base import Recipe, Sorter, check_count, need_seq_len
+from sodeep.sorters.base import Recipe, Sorter, check_count, require_seq_len
 
 
 class _DenseHead(nn.Conv1d):
@@ -37,7 +37,7 @@ class RecurrentSorter(Sorter):
 
     Args:
         seq_len: the length of list, for the dense head. The others take any length and ignore it, but for the item
-            head of an `LSTMSorter` that starts as a counter.
+            head of an `LSTMSorter` with ``init="counting"``.
         head: "dense" (one matrix from all outputs of the list to all its ranks), "item" (one map from the outputs of an
             item to its rank), "sum" (their sum). None: as published.
         hidden: units of each layer and direction. None: as published.
@@ -73,7 +73,7 @@ class RecurrentSorter(Sorter):
         hidden = check_at_least(hidden, 1, "hidden")
         layers = check_count(layers, "layers")
         if head_name == "dense":
-            seq_len = need_seq_len(self.name, seq_len, "or head='item' for lists of any length")
+            seq_len = require_seq_len(self.name, seq_len, "or head='item' for lists of any length")
         else:
             seq_len = None
         super().__init__(seq_len, normalize=normalize, head=head_name, hidden=hidden, layers=layers)
@@ -102,11 +102,10 @@ class LSTMSorter(RecurrentSorter):
     Args:
         seq_len: the length of list. None, with the item or the sum head: any.
         head, hidden, layers, normalize: see `RecurrentSorter`.
-        init: initial weights. "counting": those with which the network is a soft rank already, each cell a counter of
-            the items above a threshold (`sodeep.sorters._init_lstm`). A count says the rank in a list of known
-            length: without
-            `seq_len`, with the sum head, and with fewer than 8 units, they are random all the same. "random": as
-            published.
+        init: initial weights. "counting": those with which the network is a soft rank before training, each cell a
+            counter of the items above a threshold (`sodeep.sorters._init_lstm`). A count gives the rank in a list of
+            known length only: without `seq_len`, with the sum head, and with fewer than 8 units, they are random in
+            any case. "random": as published.
     """
 
     name = "lstm"
@@ -117,11 +116,11 @@ class LSTMSorter(RecurrentSorter):
     def recipe(cls, config: Mapping[str, Any]) -> Recipe:
         """See `Sorter.recipe`."""
         hidden: Any = config.get("hidden")
-        large = not is_whole(hidden) or hidden >= 8  # that of the paper, unless told
-        # a count says the rank in a list of known length
-        tied = not cls.any_length(config) or (config.get("head") == "item" and config.get("seq_len") is not None)
-        counting = config.get("init") != "random" and tied and large
-        # a larger rate would break what it starts with
+        large = not is_whole(hidden) or hidden >= 8  # None is the published width
+        # a count gives the rank in a list of known length only
+        fixed = not cls.any_length(config) or (config.get("head") == "item" and config.get("seq_len") is not None)
+        counting = config.get("init") != "random" and fixed and large
+        # a larger rate would destroy the initial solution
         return Recipe(steps=1500, batch_size=16, lr=2e-5) if counting else Recipe()
 
     def __init__(
@@ -193,7 +192,7 @@ class EndSorter(Sorter):
         return False
 
     def __init__(self, seq_len: int | None = None, *, normalize: bool = True) -> None:
-        seq_len = need_seq_len(self.name, seq_len)
+        seq_len = require_seq_len(self.name, seq_len)
         super().__init__(seq_len, normalize=normalize)
         self.rnn = nn.GRU(seq_len, self.units * seq_len, batch_first=True)
 
@@ -212,7 +211,7 @@ class CNNSorter(Sorter):
 
     Args:
         seq_len: the length of list.
-        init: first weights. "comparing": those with which items are compared with the 36 on either side already, for
+        init: initial weights. "comparing": those with which each item is compared with the 36 on either side, for
             scores of about unit scale (`sodeep.sorters._init_cnn`). "random": as published.
         normalize: see `Sorter`.
     """
@@ -239,7 +238,7 @@ class CNNSorter(Sorter):
         if seq_len < cls.shortest:
             raise ValueError(
                 f"`seq_len` must be at least {cls.shortest} for the cnn sorter, whose convolutions shorten the list by "
-                f"{cls.shortest - 1}, got {seq_len}. Use a length-free sorter such as 'set' for short lists."
+                f"{cls.shortest - 1}, got {seq_len}. Use a sorter for any length such as 'set' for short lists."
             )
 
     def __init__(
@@ -250,7 +249,7 @@ class CNNSorter(Sorter):
         normalize: bool = True,
     ) -> None:
         check_choice(init, ("comparing", "random"), "init")
-        seq_len = need_seq_len(self.name, seq_len)
+        seq_len = require_seq_len(self.name, seq_len)
         self.check_length(seq_len)
         super().__init__(seq_len, normalize=normalize, init=init)
         self.layers = nn.Sequential()
@@ -284,7 +283,7 @@ class MLPSorter(Sorter):
         return False
 
     def __init__(self, seq_len: int | None = None, *, hidden: int = 2048, normalize: bool = True) -> None:
-        seq_len = need_seq_len(self.name, seq_len)
+        seq_len = require_seq_len(self.name, seq_len)
         hidden = check_at_least(hidden, 1, "hidden")
         super().__init__(seq_len, normalize=normalize, hidden=hidden)
         self.layers = nn.Sequential(

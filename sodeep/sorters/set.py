@@ -1,4 +1,4 @@
-"""The set sorter: any length, every permutation alike, from Fourier summaries of the list."""
+"""The set sorter: a permutation-equivariant network for lists of any length, built on Fourier features."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SetSorter(Sorter):
     The output is centred so that the ranks of every list sum to n (n + 1) / 2; the network reads masks itself.
 
     A function near the exact ranks is steep where items meet and flat elsewhere: its derivative is a poor guide for an
-    optimiser. So the gradient is, unless told otherwise, that of one more, much smoother stage over the same scores,
+    optimiser. So the gradient is, by default, that of one more, much smoother stage over the same scores,
     trained for nothing else (a straight-through estimator): the values are near the exact ranks, the gradient is
     smooth, and costs little. As with the handcrafted ranks, no gradient flows through the scale of the list. A second
     derivative is that of this stage, at that scale. Where an item lies more than about ten thousand times as far off as
@@ -34,7 +34,7 @@ class SetSorter(Sorter):
 
     Args:
         seq_len: ignored; the network takes any length.
-        gradient: "smooth": as said. "values": the derivative of the values themselves, as of any other sorter.
+        gradient: "smooth": that of the smooth stage. "values": the derivative of the values, as of any other sorter.
         frequencies: how many in each stage; as many stages as entries.
         smoothness: at the start of training: the highest frequency in widths of the Gaussian that damps a series.
             Less is sharper, and rings more.

@@ -1,4 +1,4 @@
-"""Train a network to be the rank function: score lists from generators, a sorter, a trained sorter in a file."""
+"""Training of sorters: a network learns the rank function on synthetic score lists."""
 
 from sodeep.training.config import ResolvedConfig as ResolvedConfig, TrainConfig as TrainConfig
 from sodeep.training.objective import VALUE_LOSSES as VALUE_LOSSES, sorter_loss as sorter_loss

@@ -1,4 +1,4 @@
-"""Everything a training run depends on, as plain values."""
+"""`TrainConfig`: everything a training run of a sorter depends on, as plain values."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from sodeep.sorters import SORTERS, check_options
 from sodeep.training.objective import GRADIENT_TAU, VALUE_LOSSES
 
 LENGTHS = (2, 1000)
-"""Shortest and longest list of a length-free sorter unless told otherwise."""
+"""Default shortest and longest list of a sorter for any length."""
 
 PUBLISHED_LENGTH = 100
-"""Length of list of the networks of 2019: that of a sorter tied to one unless told otherwise."""
+"""Length of list of the networks of 2019: the default of a fixed-length sorter."""
 
 
 @dataclass(frozen=True)
@@ -41,20 +41,20 @@ class TrainConfig:
 
     Args:
         sorter: name in `SORTERS`.
-        seq_len: the one length to train for. None: a length-free sorter is trained on all of `lengths`, a length-tied
-            one on 100.
-        lengths: shortest and longest list of a length-free sorter, drawn log-uniformly, one length a step. The file
-            also says up to where longer ones were measured to be as good: see `Sorter.known_lengths`. Not to be given
-            beside `seq_len`, or for a length-tied sorter.
+        seq_len: the one length to train for. None: a sorter for any length is trained on all of `lengths`, a
+            fixed-length one on 100.
+        lengths: shortest and longest list of a sorter for any length, drawn log-uniformly, one length a step. The
+            file also records up to where longer ones were measured to be as good: see `Sorter.known_lengths`. Must not
+            be given beside `seq_len`, or for a fixed-length sorter.
         sorter_config: further arguments of the sorter's constructor.
         steps: optimisation steps. None: the sorter's recipe, as for `batch_size`, `lr` and `gradient_weight`.
         max_time: seconds that `train_sorter` may take, validations included, if `steps` are not done before; the parts
             of a resumed run are counted together. The last step and the last validation are begun early enough to end
             by then, give or take a step. The learning rate falls with the clock, so that a run ended by it is not
             reproducible. None: no limit.
-        batch_size: lists a step. Of a length-free sorter, lists of 100: longer ones come fewer, shorter ones more.
+        batch_size: lists a step. For a sorter for any length, lists of 100: fewer if longer, more if shorter.
         lr: peak learning rate of Adam.
-        warmup: share of the run in which the learning rate rises; then it falls to zero along a cosine.
+        warmup: fraction of the run in which the learning rate rises; then it falls to zero along a cosine.
         clip: largest gradient norm.
         ema: decay of the running average of the weights that is validated and kept; 0 keeps the weights themselves.
         value_loss: "l1", "l2" or "huber", on ranks / n.
@@ -63,7 +63,7 @@ class TrainConfig:
             distance from the median; standard deviations of a normal list). Where another network makes the gradient,
             lists of few items get a width of `GAPS` / n; where values and gradient are of one, lists shorter than 100
             get n / 100 of it, and the term counts for less.
-        gradient_fraction: share of each step's lists that the gradient term is taken on; it costs as much as three
+        gradient_fraction: fraction of each step's lists that the gradient term is taken on; it costs as much as three
             times the value loss.
         distributions: weight of each distribution of `sodeep.DISTRIBUTIONS`, and of "user" for `scores_file`.
         scores_file: .npy or .csv of your own score lists, as `sodeep.generators.read_scores_file` reads them. They make
@@ -110,10 +110,10 @@ class TrainConfig:
     compile: bool = False
 
     def __post_init__(self) -> None:
-        self.resolve()  # what cannot be trained is said at once
+        self.resolve()  # errors at once, not when training starts
 
     def resolve(self) -> ResolvedConfig:
-        """The config of the run: plain values, and what is usual for the sorter where nothing was given."""
+        """The config of the run: plain values, with the defaults of the sorter in place of None."""
         check_choice(self.sorter, SORTERS, "sorter")
         network = SORTERS[self.sorter]
         options = plain_json(self.sorter_config, "sorter_config")
@@ -124,8 +124,8 @@ class TrainConfig:
             )
         check_options(self.sorter, options)
         values: dict[str, Any] = {n: plain(value) if is_number(value) else value for n, value in vars(self).items()}
-        usual = asdict(network.recipe({**options, "seq_len": values["seq_len"]}))
-        values |= {name: value for name, value in usual.items() if values[name] is None}
+        defaults = asdict(network.recipe({**options, "seq_len": values["seq_len"]}))
+        values |= {name: value for name, value in defaults.items() if values[name] is None}
         values |= {"sorter_config": options, "device": str(self.device)}
         if values["validate_every"] is None:
             values["validate_every"] = max(1, check_at_least(values["steps"], 1, "steps") // 20)
@@ -133,8 +133,8 @@ class TrainConfig:
         if self.seq_len is None and not network.any_length(options):
             if values["lengths"] != LENGTHS:
                 raise ValueError(
-                    f"`lengths` must not be given for the {self.sorter} sorter, which is tied to one length of list, "
-                    f"got {values['lengths']}. Give that as `seq_len`, or train a length-free sorter such as 'set'."
+                    f"`lengths` must not be given for the {self.sorter} sorter, which has a fixed length of list, "
+                    f"got {values['lengths']}. Give that as `seq_len`, or train a sorter for any length such as 'set'."
                 )
             values["seq_len"] = PUBLISHED_LENGTH
         values["distributions"] = plain_json(self.distributions, "distributions")
@@ -144,13 +144,13 @@ class TrainConfig:
         return ResolvedConfig(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """The resolved values, ready for JSON; ``TrainConfig(**d)`` asks for the same run again."""
+        """The resolved values, ready for JSON; ``TrainConfig(**d)`` is the same run."""
         return asdict(self.resolve())
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedConfig(TrainConfig):
-    """A `TrainConfig` that `TrainConfig.resolve` has filled in: what is None means none, not the usual."""
+    """A `TrainConfig` that `TrainConfig.resolve` has filled in: None means none, not a default."""
 
     steps: int
     batch_size: int

@@ -1,4 +1,4 @@
-"""What a run shows while it goes on: a progress bar and TensorBoard."""
+"""Progress line and TensorBoard log of a training run."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Log:
     def __init__(self, run: Run, progress: bool) -> None:
         self.run = run
         self.writer: Any = None
-        self.progress = Progress(f"training {run.config.sorter}", start=run.progress()) if progress else None
+        self.progress = Progress(f"training {run.config.sorter}", initial=run.progress()) if progress else None
         if run.log_dir is not None:
             with needed("tensorboard", "`log_dir`"):
                 from torch.utils.tensorboard import SummaryWriter
 
             _await_next_second(Path(run.log_dir))
-            # a killed run may have logged what its state does not know of, or not have logged what it does know
+            # a killed run may have logged more than its saved state holds, or less
             again = bool(run.history) and run.history[-1]["step"] == run.step
             self.writer = SummaryWriter(run.log_dir, purge_step=run.step if again or not run.step else run.step + 1)
             if again:
@@ -53,7 +53,7 @@ class Log:
             self.progress.update(self.run.progress(), self._status)
 
     def validation(self) -> None:
-        """After every validation: one point of each curve, and the picture of the sorter's behaviour."""
+        """After every validation: one point of each curve, and a figure of the sorter's ranks."""
         if self.writer is not None:
             self._write()
 
@@ -68,17 +68,17 @@ class Log:
         self.writer.add_scalar("throughput/sequences_per_s", row["lists_per_second"], step)
         for name, error in row["errors"].items():
             self.writer.add_scalar(f"error/{name}", error, step)
-        self._picture(step)
+        self._add_figure(step)
         self.writer.flush()
 
-    def _picture(self, step: int) -> None:
+    def _add_figure(self, step: int) -> None:
         try:
             from sodeep.rank_plot import plot_ranks
         except ModuleNotFoundError as error:
             if not is_missing(error, "matplotlib"):
                 raise
             if len(self.run.history) == 1:
-                self.writer.add_text("note", f"For the picture of the ranks: {remedy('matplotlib')}", step)
+                self.writer.add_text("note", f"For the figure of the ranks: {remedy('matplotlib')}", step)
             return
         lists = {name: x[0][0].cpu() for name, x in self.run.validation.items() if name != "validation"}
         with torch.no_grad():

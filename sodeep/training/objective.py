@@ -1,7 +1,7 @@
-"""What a sorter is trained to: exact ranks in value, a smooth rank in gradient.
+"""The training objective of a sorter: exact ranks as the target of its values, a smooth rank as that of its gradient.
 
-The values follow SoDeep (Engilberge et al., CVPR 2019): L1 on the normalised exact ranks. What is added is a gradient
-term. A network fitted to values alone has small errors and a noisy gradient, and its gradient is what a loss uses; so
+The values follow SoDeep (Engilberge et al., CVPR 2019): L1 on the normalised exact ranks. A gradient term is added: a
+network fitted to values alone has small errors and a noisy gradient, and its gradient is what a loss uses; so
 its vector-Jacobian products are fitted too, to those of a smooth rank.
 """
 
@@ -27,8 +27,8 @@ GRADIENT_TAU = 0.25
 """Width of the smooth rank whose gradient is the target, in the spread of the list."""
 
 GAPS = 4.0
-"""The least width of that rank is so much of the spread over n: a third more than the mean gap between neighbours of a
-few normal scores."""
+"""The least width of that rank, times n, in the spread of the list: a third more than the mean gap between neighbours
+of a few normal scores."""
 
 
 def sorter_loss(
@@ -51,27 +51,27 @@ def sorter_loss(
     target = exact_rank(scores)
     value = VALUE_LOSSES[value_loss]((sorter.values if values is None else values)(scores) / n, target / n)
     # Standardised, lists of a few items are much alike (of two, all the same): their gradients add up over a batch
-    # where those of longer lists average out, and would rule the values of every length.
+    # where those of longer lists average out, and would dominate the values of every length.
     value = min(1.0, n / 10) ** 2 * value
     if gradient_weight == 0:
         return value
-    # by themselves: a second derivative costs
+    # on a part of the lists only: a second derivative is expensive
     count = math.ceil(gradient_fraction * len(scores))
-    some = scores[:count].detach().requires_grad_()
+    subset = scores[:count].detach().requires_grad_()
     with double_backward():
-        ranks = sorter(some)
-    # the vectors are residuals, what a Spearman loss will send back: these ranks minus those of another order
-    shuffled = torch.rand(some.shape, generator=generator, device=generator.device).argsort(-1).to(scores.device)
+        ranks = sorter(subset)
+    # the vectors are residuals, what a Spearman loss sends back: these ranks minus those of another order
+    shuffled = torch.rand(subset.shape, generator=generator, device=generator.device).argsort(-1).to(scores.device)
     residual = (target[:count] - target[:count].gather(-1, shuffled)) / n
     if sorter.separate_gradient:
         # narrower than the gaps between its items, a comparison is flat at all of them: the gradient would be noise
-        share, tau = 1.0, max(gradient_tau, GAPS / n)
+        factor, tau = 1.0, max(gradient_tau, GAPS / n)
     else:
         # where this is also the gradient of the values, the width that suits 100 items would keep those of a short
-        # list away from its ranks: sharper there, and softly
-        share = min(1.0, n / 100)
-        tau = share * gradient_tau
-    return value + gradient_weight * share**2 * gradient_mismatch(ranks, some, residual, tau)
+        # list away from its ranks: sharper there, and with less weight
+        factor = min(1.0, n / 100)
+        tau = factor * gradient_tau
+    return value + gradient_weight * factor**2 * gradient_mismatch(ranks, subset, residual, tau)
 
 
 def gradient_mismatch(ranks: Tensor, scores: Tensor, vectors: Tensor, tau: float) -> Tensor:
@@ -79,7 +79,7 @@ def gradient_mismatch(ranks: Tensor, scores: Tensor, vectors: Tensor, tau: float
 
     For each list, with J the Jacobian of `ranks` in `scores`, J' that of the smooth rank and v the vector:
     |J'v - Jv|^2 / (|J'v|^2 + floor), with J and J' transposed. The floor, (0.03 n / spread)^2 |v|^2, is a hundredth of
-    what |J'v|^2 usually is; it keeps lists in which the smooth rank has no slope (isolated items) from ruling the mean.
+    the usual |J'v|^2; it keeps lists in which the smooth rank has no slope (isolated items) from dominating the mean.
 
     Args:
         ranks: (B, n), of `scores`, with graph.
@@ -91,16 +91,16 @@ def gradient_mismatch(ranks: Tensor, scores: Tensor, vectors: Tensor, tau: float
         A scalar with a graph to the parameters behind `ranks`, the mean over the lists that are not constant; 0 is
         agreement, about 1 is what a zero gradient gets.
     """
-    (got,) = torch.autograd.grad(ranks, scores, vectors, create_graph=True)
+    (gradient,) = torch.autograd.grad(ranks, scores, vectors, create_graph=True)
     x = scores.detach()
     spread = mean_deviation(x)
     defined = spread.squeeze(-1) > 0
     # in units of the list's spread, where the entries are of the size of n whatever the scale of the scores
     spread = spread.where(spread > 0, 1.0)
-    got, want = got * spread, smooth_rank_vjp(x / spread, vectors, tau)
+    gradient, target = gradient * spread, smooth_rank_vjp(x / spread, vectors, tau)
     floor = (0.03 * x.shape[-1]) ** 2 * vectors.square().sum(-1)
-    size = want.square().sum(-1) + floor
-    mismatch = (got - want).square().sum(-1) / size.where(size > 0, 1.0)
+    size = target.square().sum(-1) + floor
+    mismatch = (gradient - target).square().sum(-1) / size.where(size > 0, 1.0)
     return mismatch.masked_fill(~defined, 0).sum() / defined.sum().clamp(min=1)
 
 
@@ -121,6 +121,6 @@ def smooth_rank_vjp(scores: Tensor, vectors: Tensor, tau: float) -> Tensor:
 def mean_deviation(x: Tensor) -> Tensor:
     """Mean distance from the median, (..., 1), in units in which it is the standard deviation of a normal list.
 
-    A few outliers, which rule a standard deviation, hardly move it.
+    A few outliers, which dominate a standard deviation, hardly move it.
     """
     return math.sqrt(math.pi / 2) * (x - x.median(-1, keepdim=True).values).abs().mean(-1, keepdim=True)

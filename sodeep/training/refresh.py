@@ -1,8 +1,8 @@
-"""Keep a sorter up with the scores it meets: fine-tune a copy of it on them, between epochs.
+"""Fine-tuning of a sorter on the scores of a model in training, between its epochs.
 
 A sorter is trained on synthetic lists. While a model trains, its scores may drift to lists the sorter never saw.
-`RefreshedSorter` stands where the sorter stood, remembers the lists that pass through, and, when told, fine-tunes on
-them.
+`RefreshedSorter` replaces the sorter in the loss, keeps the most recent lists that it has ranked, and fine-tunes a copy
+on them when `RefreshedSorter.refresh` is called.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from sodeep.training.objective import sorter_loss
 
 
 class RefreshResult(NamedTuple):
-    """What a `RefreshedSorter.refresh` did."""
+    """The result of a `RefreshedSorter.refresh`."""
 
     before: float
     """Mean |rank error| / n on the remembered lists, before."""
     after: float
     """The same of the fine-tuned copy."""
     kept: bool
-    """Whether the copy was better, values and gradient together, and so took over."""
+    """Whether the copy had the lower objective, of values and gradient together, and so replaced the weights."""
     lists: int
     """How many lists were remembered."""
 
@@ -41,8 +41,8 @@ class RefreshedSorter(nn.Module):
 
     In training mode it remembers the most recent lists, detached, on their device; `refresh`, called between epochs,
     fine-tunes a copy of the current weights on them, mixed half and half with synthetic lists of the same lengths so
-    that what the sorter knew is kept, and takes the new weights over if values and gradient together are better on
-    them. Between calls nothing moves: the weights are frozen, and so is the sorter that was handed in, for good.
+    that it does not forget, and takes the new weights if the objective of values and gradient is lower on the
+    remembered lists. Between calls the weights are frozen; the sorter that was given is never changed.
 
     The remembered lists are not part of the ``state_dict``. Under torch.compile and torch.func nothing is remembered.
     With several processes, refresh in one and load its ``state_dict`` in the others.
@@ -95,10 +95,10 @@ class RefreshedSorter(nn.Module):
         self.capacity = check_at_least(capacity, 1, "capacity")
         self.steps = check_at_least(steps, 1, "steps")
         self.batch_size = check_at_least(batch_size, 1, "batch_size")
-        usual = sorter.recipe(sorter.config)
-        self.lr = check_positive(min(3e-4, usual.lr / 5) if lr is None else lr, "lr")
+        recipe = sorter.recipe(sorter.config)
+        self.lr = check_positive(min(3e-4, recipe.lr / 5) if lr is None else lr, "lr")
         if gradient_weight is None:
-            gradient_weight = usual.gradient_weight
+            gradient_weight = recipe.gradient_weight
         self.gradient_weight = check_number(gradient_weight, "gradient_weight", low=0)
         self.distributions = dict(distributions)
         self.seed = check_at_least(seed, 0, "seed")
@@ -145,7 +145,7 @@ class RefreshedSorter(nn.Module):
         """Fine-tune on the remembered lists; see the class.
 
         Returns:
-            `RefreshResult`: the rank errors before and after, and whether the new weights took over.
+            `RefreshResult`: the rank errors before and after, and whether the new weights are kept.
 
         Raises:
             RuntimeError: no list of two or more items has passed in training mode.
@@ -169,23 +169,23 @@ class RefreshedSorter(nn.Module):
                 optimizer.param_groups[0]["lr"] = self.lr * (1 - step / self.steps)
                 group = groups[int(torch.multinomial(sizes, 1, generator=generator))]
                 rows = torch.randint(len(group), (min(self.batch_size, len(group)),), generator=generator)
-                own = group[rows.to(group.device)]
-                synthetic = draw(self.distributions, len(own), own.shape[-1], generator)
+                remembered = group[rows.to(group.device)]
+                synthetic = draw(self.distributions, len(remembered), remembered.shape[-1], generator)
                 optimizer.zero_grad()
-                lists = torch.cat([own, synthetic.to(own)])
+                lists = torch.cat([remembered, synthetic.to(remembered)])
                 loss = sorter_loss(student, lists, generator, gradient_weight=self.gradient_weight)
                 loss.backward()  # type: ignore[no-untyped-call]
                 nn.utils.clip_grad_norm_(student.parameters(), 1.0)
                 optimizer.step()
         student.freeze()
-        kept = self._judged(student, groups) < self._judged(self.sorter, groups)
+        kept = self._objective(student, groups) < self._objective(self.sorter, groups)
         before, after = _error(self.sorter, groups), _error(student, groups)
         if kept:
             self.sorter.load_state_dict(student.state_dict())
         return RefreshResult(before, after, kept, int(sizes.sum()))
 
-    def _judged(self, sorter: Sorter, groups: list[Tensor]) -> float:
-        """What it is fitted by, on the remembered lists."""
+    def _objective(self, sorter: Sorter, groups: list[Tensor]) -> float:
+        """The sum of `sorter_loss` over the remembered lists."""
         total = 0.0
         for group in groups:
             generator = torch.Generator().manual_seed(self.seed)

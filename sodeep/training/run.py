@@ -1,4 +1,4 @@
-"""One run, step by step: draw, learn, validate, keep the best weights, and a state to go on from."""
+"""The state of a training run: it draws lists, takes steps, validates, keeps the best weights, saves and restores."""
 
 from __future__ import annotations
 
@@ -34,9 +34,8 @@ LONGEST_MEASURED = 10_000
 STATISTICS_BATCHES = 64
 """Batches over which the statistics of batch norms are taken for a validation."""
 
-
 STATE_KEY = "sodeep_run"
-MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # of Adam
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # of Adam
 
 
 @dataclass
@@ -50,10 +49,10 @@ class TrainResult:
         history: one dict a validation: step, train loss, validation objective, errors, learning rate, gradient norm,
             lists per second.
         steps: steps done.
-        best_step: after which of them the weights are those of `sorter`. 0: no validation was better than that of the
-            weights it started with, as may be after very few steps.
+        best_step: the step after which the weights were those of `sorter`. 0: no validation was better than that of
+            the initial weights, as may be after very few steps.
         seconds: time spent, over all parts of a resumed run.
-        path: the file, if one was asked for.
+        path: the file, if there is one.
     """
 
     sorter: Sorter
@@ -94,11 +93,11 @@ class Run:
         self.step = 0
         self.earlier_seconds = 0.0
         self.start = time.perf_counter()
-        self.mark = (self.start, 0)  # time and step of the last validation
+        self.last_validation = (self.start, 0)  # its time and step
         self.train_loss = self.grad_norm = torch.zeros((), device=self.device)
         self.validation = self._draw_validation()
         self.validation_seconds = 0.0
-        self.first = self.validated()
+        self.first = self._measured()
 
     def _fresh_sorter(self) -> Sorter:
         with torch.random.fork_rng(devices=[]):  # PyTorch draws initial weights from its global generator
@@ -111,16 +110,16 @@ class Run:
         return self.earlier_seconds + time.perf_counter() - self.start
 
     def rate(self) -> float:
-        """Lists per second since the last validation (lists of 100, for a length-free sorter)."""
-        then, step = self.mark
+        """Lists per second since the last validation (lists of 100, for a sorter for any length)."""
+        then, step = self.last_validation
         return (self.step - step) * self.config.batch_size / max(time.perf_counter() - then, 1e-9)
 
     def progress(self) -> float:
-        """Share of the run that is done, by the steps or by the clock, whichever is further."""
+        """Fraction of the run that is done, by the steps or by the clock, whichever is further."""
         steps = self.step / self.config.steps
         if self.config.max_time is None:
             return steps
-        time_to_train = self.config.max_time - self.validation_seconds  # one more comes at the end
+        time_to_train = self.config.max_time - self.validation_seconds  # which one more validation takes at the end
         return max(steps, self.seconds / time_to_train if time_to_train > 0 else math.inf)
 
     def learning_rate(self) -> float:
@@ -186,7 +185,7 @@ class Run:
         config = self.config
         generator = torch.Generator().manual_seed(VALIDATION_SEED)
         low, high = config.lengths
-        lengths = [round(low * (high / low) ** share) for share in (0.25, 0.5, 0.75)]
+        lengths = [round(low * (high / low) ** exponent) for exponent in (0.25, 0.5, 0.75)]
         if config.seq_len is not None:
             lengths = [config.seq_len]
         middle = lengths[len(lengths) // 2]
@@ -217,9 +216,9 @@ class Run:
 
     def validate(self) -> None:
         """Add a row to the history."""
-        self.history.append(self.validated())
+        self.history.append(self._measured())
 
-    def validated(self) -> dict[str, Any]:
+    def _measured(self) -> dict[str, Any]:
         """Errors on the fixed lists; keeps the weights if their objective is the best so far."""
         start, rate = time.perf_counter(), self.rate()
         with self._weights(self.average if self.config.ema else self.weights):
@@ -246,7 +245,7 @@ class Run:
             "lists_per_second": rate,
         }
         now = time.perf_counter()
-        self.validation_seconds, self.mark = now - start, (now, self.step)
+        self.validation_seconds, self.last_validation = now - start, (now, self.step)
         return row
 
     def _estimate_batch_statistics(self) -> None:
@@ -258,12 +257,12 @@ class Run:
     @contextlib.contextmanager
     def _weights(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
         """The sorter with other weights, for a while."""
-        own = {name: t.clone() for name, t in self.weights.items()}
+        current = {name: t.clone() for name, t in self.weights.items()}
         self._put(weights)
         try:
             yield
         finally:
-            self._put(own)
+            self._put(current)
 
     def _put(self, weights: Mapping[str, Tensor]) -> None:
         for name, tensor in self.weights.items():
@@ -285,10 +284,10 @@ class Run:
         write_atomic(path, seal(self._tensors(self.optimizer.state), STATE_KEY, header))
 
     def restore(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
-        """Put back what `save_state` wrote.
+        """Load what `save_state` wrote.
 
         Raises:
-            ValueError: it is of another network, another kind of device, or does not agree with itself.
+            ValueError: it is of another network, another kind of device, or inconsistent.
         """
         moved = {name: p for name, p in self.parameters.items() if f"optimizer/step/{name}" in tensors}
         expected = self._tensors({p: {"step": torch.zeros(()), "exp_avg": p, "exp_avg_sq": p} for p in moved.values()})
@@ -306,15 +305,15 @@ class Run:
         self.generator.set_state(tensors["generator"])
         self.lengths.set_state(tensors["lengths"])
         tensors = {name: t.to(self.device) for name, t in tensors.items()}
-        self._put(under(tensors, "sorter/"))
-        self.best, self.average = under(tensors, "best/"), under(tensors, "average/")
+        self._put(with_prefix(tensors, "sorter/"))
+        self.best, self.average = with_prefix(tensors, "best/"), with_prefix(tensors, "average/")
         for name, parameter in moved.items():
-            self.optimizer.state[parameter] = {key: tensors[f"optimizer/{key}/{name}"] for key in MOMENTS}
+            self.optimizer.state[parameter] = {key: tensors[f"optimizer/{key}/{name}"] for key in _MOMENTS}
         self.step, self.best_objective = header["step"], header["best_objective"]
         self.earlier_seconds = header["seconds"]
         self.first, self.history = header["first"], list(header["history"])
         self.log_dir = header["log_dir"]
-        self.mark = (time.perf_counter(), self.step)
+        self.last_validation = (time.perf_counter(), self.step)
 
     def _tensors(self, moments: Mapping[Tensor, Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Those of the state. `moments` are the optimiser's, of each parameter that it has moved."""
@@ -344,7 +343,7 @@ class Run:
         """The best weights as a frozen sorter."""
         sorter = self._fresh_sorter()
         sorter.load_state_dict({name: t.cpu() for name, t in self.best.items()})
-        # the first weights are a candidate too: a few steps may not get back to how well a sorter starts
+        # the initial weights are a candidate too: a few steps may not reach their objective again
         best = min([self.first, *self.history], key=lambda row: float(row["objective"]))
         errors = dict(best["errors"])
         sorter.trained = self.card(errors)
@@ -363,13 +362,13 @@ class Run:
             self.sorter.eval()
             allowed = max(self.objectives(self.validation["validation"]))
             lists = draw(self.config.distributions, 4, far, generator, self.user_scores).to(self.device)
-            with torch.no_grad():  # cheap, and enough to say no to most networks
+            with torch.no_grad():  # cheap, and enough to exclude most networks
                 error = float((self.sorter.values(lists) - exact_rank(lists)).abs().mean()) / far
             good = error <= allowed and self.objectives([lists])[0] <= allowed
         return [low, far if good else high]
 
     def card(self, errors: Mapping[str, float]) -> dict[str, Any]:
-        """What the file says of its training: nothing that another run of the same config would say otherwise."""
+        """The record of the training for the file, the same in every run of one config."""
         n = self.config.seq_len
         drawn = torch.cat([x.flatten() for x in self.validation["validation"]])
         return {
@@ -383,7 +382,7 @@ class Run:
         }
 
 
-def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The tensors whose names start with `prefix`, without it."""
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 

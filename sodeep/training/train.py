@@ -1,8 +1,6 @@
-"""Train a network to be the rank function: generators x sorter -> trained sorter.
+"""`train_sorter`: train a sorter on synthetic lists, with its state in a file so that it can be resumed.
 
-The recipe is that of SoDeep (Engilberge et al., CVPR 2019): synthetic lists, the exact ranks as the target, L1 on the
-normalised ranks. What is added is a gradient term. A net fitted to values alone has small errors and a noisy gradient,
-and its gradient is what a loss uses; so its vector-Jacobian products are fitted too, to those of a smooth rank.
+The method is that of SoDeep (Engilberge et al., CVPR 2019), with a gradient term: see `sodeep.training.objective`.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from sodeep.checkpoint.format import listed, misfits, save_sorter
 from sodeep.sorters import build_sorter
 from sodeep.training.config import ResolvedConfig, TrainConfig, device_of
 from sodeep.training.log import Log
-from sodeep.training.run import STATE_KEY, Run, TrainResult, matmul_precision, under
+from sodeep.training.run import STATE_KEY, Run, TrainResult, matmul_precision, with_prefix
 
 
 class TrainingInterrupted(KeyboardInterrupt):
@@ -65,7 +63,7 @@ def train_sorter(
             ends up as if it had never stopped.
         resume: go on with the unfinished run of `out`. On a CPU the weights end up exactly as if it had never
             stopped, if it goes on on the same machine with the same number of threads.
-        progress: say on stderr how far the run is and about how long it still takes: one line on a terminal, a line
+        progress: write to stderr how far the run is and about how long it still takes: one line on a terminal, a line
             now and then in a log file.
         overwrite: replace a finished sorter, or start an unfinished run again, instead of refusing to.
 
@@ -91,17 +89,17 @@ def train_sorter(
     path = None if out is None else user_path(out)
     with contextlib.ExitStack() as stack:
         saved = stack.enter_context(_claimed(path, resume, overwrite))
-        asked = (config or TrainConfig()).resolve() if saved is None else _same_config(config, saved[1])
-        check_computes(str(device_of(asked.device)))
-        stack.enter_context(matmul_precision(asked.precision))
-        run = Run(asked)
+        resolved = (config or TrainConfig()).resolve() if saved is None else _same_config(config, saved[1])
+        check_computes(str(device_of(resolved.device)))
+        stack.enter_context(matmul_precision(resolved.precision))
+        run = Run(resolved)
         if saved is not None:
             _restore(run, path, *saved)
         if log_dir is not None:
             run.log_dir = str(user_path(log_dir).absolute())
         received = stack.enter_context(stop_signals(interrupt=False))
         log = stack.enter_context(Log(run, progress))
-        _go_on(run, log, None if path is None else state_path(path), received)
+        _run_to_end(run, log, None if path is None else state_path(path), received)
         result = run.result(path)
         if path is not None:
             save_sorter(path, result.sorter, training=result.sorter.trained)
@@ -111,7 +109,7 @@ def train_sorter(
         return result
 
 
-def _go_on(run: Run, log: Log, state: Path | None, received: Sequence[int]) -> None:
+def _run_to_end(run: Run, log: Log, state: Path | None, received: Sequence[int]) -> None:
     """Steps and validations to the end of the run, or until a signal is `received`; the file `state` keeps the run."""
     done = bool(run.history) and run.progress() >= 1  # of a run resumed after its last step
     while not done:
@@ -139,7 +137,7 @@ def state_path(out: Path) -> Path:
 
 
 def saved_config(out: str | os.PathLike[str]) -> ResolvedConfig:
-    """What the unfinished run of `out` was asked for.
+    """The config of the unfinished run of `out`.
 
     Raises:
         FileNotFoundError: there is none.
@@ -215,7 +213,7 @@ def _read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         config = _config_of(header)
         with torch.device("meta"):  # before memory is taken for it
             network = build_sorter(config.sorter, config.seq_len, **config.sorter_config)
-        faults = misfits(network.state_dict(), under(tensors, "sorter/"))
+        faults = misfits(network.state_dict(), with_prefix(tensors, "sorter/"))
         if faults:
             raise DamagedError(f"its tensors are not those of its {config.sorter} sorter: {listed(faults)}")
         return tensors, header
@@ -248,15 +246,15 @@ def _restore(run: Run, path: Path | None, tensors: Mapping[str, Tensor], header:
 
 
 def _same_config(given: TrainConfig | None, saved: Mapping[str, Any]) -> ResolvedConfig:
-    """The config of the saved run, after checking that the one given asks for nothing else but another time limit."""
+    """The config of the saved run, after checking that the one given differs in its time limit at most."""
     config = _config_of(saved)
     if given is None:
         return config
-    asked = given.resolve()
-    limit = None if asked.max_time is None else asked.max_time + saved["seconds"]
-    config = replace(config, max_time=asked.max_time)
-    if asked != config:
-        names = [f.name for f in fields(config) if getattr(asked, f.name) != getattr(config, f.name)]
-        told = ", ".join(f"{n} was {getattr(config, n)!r} and is {getattr(asked, n)!r}" for n in names)
-        raise ValueError(f"`config` must be that of the run to resume: {told}. Leave it out to take the saved one.")
+    resolved = given.resolve()
+    limit = None if resolved.max_time is None else resolved.max_time + saved["seconds"]
+    config = replace(config, max_time=resolved.max_time)
+    if resolved != config:
+        names = [f.name for f in fields(config) if getattr(resolved, f.name) != getattr(config, f.name)]
+        changes = ", ".join(f"{n} was {getattr(config, n)!r} and is {getattr(resolved, n)!r}" for n in names)
+        raise ValueError(f"`config` must be that of the run to resume: {changes}. Leave it out to take the saved one.")
     return replace(config, max_time=limit)

@@ -131,7 +131,7 @@ def test_training_and_header_come_back(tmp_path: Path) -> None:
     )
     with safetensors.safe_open(path, "pt") as file:  # readable by anyone
         assert json.loads(file.metadata()["sodeep"])["training"] == training
-    # a saved copy keeps what the sorter knows of its training
+    # a saved copy keeps the record of the training
     assert load_sorter(save_sorter(tmp_path / "copy.safetensors", loaded)).trained == loaded.trained
 
 

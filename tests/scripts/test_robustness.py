@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPTS = Path(__file__).parents[1] / "scripts"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the scripts read /proc")
 pytest.importorskip("PIL")
@@ -28,9 +28,9 @@ def test_damaged_files_are_one_message():
 
 
 def test_killed_training_ends_up_as_if_it_had_not_been():
-    told = run("kill_training.py", "--kills", "2", "--seed", "1")
-    assert told.startswith("2 kills of ")
-    assert told.endswith(": 0 differences from a run that was never stopped in weights, log and files\n")
+    output = run("kill_training.py", "--kills", "2", "--seed", "1")
+    assert output.startswith("2 kills of ")
+    assert output.endswith(": 0 differences from a run that was never stopped in weights, log and files\n")
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +94,9 @@ def test_a_child_that_dies_is_a_fault_and_the_next_goes_on(fuzz, tmp_path, monke
         return read(path, folder) if path.read_bytes() == b"2" else None
 
     monkeypatch.setattr(fuzz, "SECONDS", 0.2)
-    monkeypatch.setitem(fuzz.KINDS, "text", (None, read_second, None))
+    monkeypatch.setitem(fuzz.FORMATS, "text", (None, read_second, None))
 
-    def make(kind, number, seed, temporary, goods):
+    def make(name, number, seed, temporary, goods):
         folder = tmp_path / str(number)
         folder.mkdir()
         (folder / "x").write_text(str(number))

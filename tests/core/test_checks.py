@@ -310,13 +310,13 @@ def test_a_device_that_is_not_there_has_a_reason_of_one_line(monkeypatch):
 
     monkeypatch.setattr(torch, "Generator", refuse)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    told = "`device` must be one that PyTorch can compute on here, got {} ({}). Use 'auto' or 'cpu'."
-    with raises(told.format("'xpu'", "Cannot get a generator without the library")):
+    message = "`device` must be one that PyTorch can compute on here, got {} ({}). Use 'auto' or 'cpu'."
+    with raises(message.format("'xpu'", "Cannot get a generator without the library")):
         check_computes("xpu")
     monkeypatch.setattr(torch.version, "cuda", "12.8")
-    with raises(told.format("'cuda:1'", "no GPU is found")):
+    with raises(message.format("'cuda:1'", "no GPU is found")):
         check_computes("cuda:1")
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", None)
-    with raises(told.format("'cuda'", f"torch {torch.__version__} is built without CUDA")):
+    with raises(message.format("'cuda'", f"torch {torch.__version__} is built without CUDA")):
         check_computes("cuda")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sodeep._core.ties import tie_equal_rows
-from sodeep.losses.embedding import CrossModalLoss
+from sodeep.losses.cross_modal import CrossModalLoss
 from sodeep.losses.similarity import pairwise_scores
 from sodeep.metrics import average_precision
 

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from sodeep.losses._base import ListStats, UndefinedListWarning
-from sodeep.losses.embedding import CrossModalLoss, EmbeddingLoss
+from sodeep.losses.cross_modal import CrossModalLoss
+from sodeep.losses.embedding import EmbeddingLoss
 from sodeep.losses.memory import EmbeddingMemory
 from sodeep.losses.multi_similarity import multi_similarity_loss
 from sodeep.losses.nt_xent import NTXentLoss, nt_xent_loss

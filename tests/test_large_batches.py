@@ -15,7 +15,8 @@ from scipy import stats
 from torch import Tensor, nn
 
 from sodeep.distributed import drop_repeats, gather
-from sodeep.losses.embedding import CrossModalLoss, EmbeddingLoss
+from sodeep.losses.cross_modal import CrossModalLoss
+from sodeep.losses.embedding import EmbeddingLoss
 from sodeep.losses.memory import EmbeddingMemory
 from sodeep.losses.smooth_ap import smooth_ap_loss
 from sodeep.multistage import multistage_backward

@@ -80,16 +80,16 @@ def loop_map(scores, relevant, rank_fn, form="ap"):
     positives = [i for i in range(n) if relevant[i]]
     if form == "rank_sum":
         return sum(ranks[i] / n for i in positives) / len(positives)
-    friends = dict(zip(positives, rank_fn(scores[relevant]).tolist(), strict=True))
-    return 1 - sum(friends[i] / ranks[i] for i in positives) / len(positives)
+    among_positives = dict(zip(positives, rank_fn(scores[relevant]).tolist(), strict=True))
+    return 1 - sum(among_positives[i] / ranks[i] for i in positives) / len(positives)
 
 
 def loop_recall(scores, relevant, rank_fn, margin=0.2, hardest=1):
     n, ranks = len(scores), rank_fn(scores).tolist()
     positives = [i for i in range(n) if relevant[i]]
-    rivals = sorted(ranks[i] for i in range(n) if not relevant[i])[:hardest]
-    total = sum(max(0, margin + ranks[p] / n - c / n) for p in positives for c in rivals)
-    return total / len(positives) / len(rivals)
+    hardest_ranks = sorted(ranks[i] for i in range(n) if not relevant[i])[:hardest]
+    total = sum(max(0, margin + ranks[p] / n - c / n) for p in positives for c in hardest_ranks)
+    return total / len(positives) / len(hardest_ranks)
 
 
 LOOPS = {spearman_loss: loop_spearman, map_loss: loop_map, recall_loss: loop_recall}
@@ -175,7 +175,7 @@ def test_rank_sum_is_the_papers():
 def test_recall_loss_uses_its_margin():
     scores = torch.tensor([0.9, 0.5, 0.1, -0.3], dtype=F64)
     relevant = torch.tensor([1, 0, 0, 0])
-    for margin, expected in [(0, 0), (1 / 4, 0), (0.3, 0.05), (1, 0.75)]:  # the nearest rival is a quarter behind
+    for margin, expected in [(0, 0), (1 / 4, 0), (0.3, 0.05), (1, 0.75)]:  # the nearest other item is a quarter behind
         value = recall_loss(scores, relevant, rank_fn=exact_rank, margin=margin)
         torch.testing.assert_close(value, torch.tensor(expected, dtype=F64))
     every = recall_loss(scores, relevant, rank_fn=exact_rank, margin=1, hardest=100)  # there are three others
@@ -250,8 +250,9 @@ def test_fixed_length_sorter_ranks_whole_lists_only(wrap):
     value.backward()
     assert set(sorter.lengths_seen) == {8}
     assert scores.grad.abs().sum() > 0
-    friends = torch.stack([exact_rank(torch.where(r, s, -9.0)) for s, r in zip(scores.detach(), relevant, strict=True)])
-    expected = 1 - ((friends / wrap(plain)(scores)) * relevant).sum(-1) / relevant.sum(-1)
+    lists = zip(scores.detach(), relevant, strict=True)
+    among_positives = torch.stack([exact_rank(torch.where(r, s, -9.0)) for s, r in lists])
+    expected = 1 - ((among_positives / wrap(plain)(scores)) * relevant).sum(-1) / relevant.sum(-1)
     torch.testing.assert_close(value, expected.mean())
 
 
@@ -373,7 +374,7 @@ def test_bad_options():
 
 
 WHOLE = torch.tensor([2**53 + 1, 2**53, -(2**63), 2**63 - 1, 2**53 + 2, 2**53, 2**63 - 2])
-"""Beyond what float64 tells apart, with one pair of equals."""
+"""Beyond what float64 distinguishes, with one pair of equals."""
 ORDER = torch.tensor([3.0, 2, 1, 6, 4, 2, 5])
 
 

@@ -1,4 +1,4 @@
-"""A refreshed sorter: learns the lists it meets, moves only when told, and leaves the original alone."""
+"""A refreshed sorter: it is fine-tuned on the lists it ranks, by `refresh` only, and the original does not change."""
 
 import copy
 import re

@@ -13,7 +13,7 @@ import torch
 import sodeep
 from sodeep.generators import draw
 
-FOLDER = Path(__file__).parents[1] / "pretrained"
+FOLDER = Path(__file__).parents[2] / "pretrained"
 FILES = {path.stem: path for path in sorted(FOLDER.glob("*.safetensors"))}
 CARDS = {path.stem: json.loads(path.read_text()) for path in FOLDER.glob("*.json")}
 
@@ -83,7 +83,7 @@ def test_its_config_can_be_trained_again(name, sorter):
 
 
 @every_file
-def test_climb_is_that_of_the_card(name, sorter, card):
+def test_optimization_score_is_that_of_the_card(name, sorter, card):
     stated = card["optimization_score"]["30"]
     assert sodeep.optimization_score(sorter, n=CARDS[name]["n"], steps=(30,))[30] == pytest.approx(stated, abs=0.005)
 
@@ -197,8 +197,8 @@ def test_a_sorter_of_one_length_refuses_others(name, sorter):
     scores, where = torch.zeros(2, n), torch.ones(2, n, dtype=torch.bool)
     message = (
         f"`scores` must have lists of {n} items, the length this {sorter.name} sorter was built for, got {n - 1} real "
-        "items. Leave a shorter last batch out (drop_last=True), use a length-free sorter such as 'set', or train one: "
-        f"sodeep train-sorter --sorter {sorter.name} --seq-len {n - 1}"
+        "items. Leave a shorter last batch out (drop_last=True), use a sorter for any length such as 'set', or train "
+        f"one: sodeep train-sorter --sorter {sorter.name} --seq-len {n - 1}"
     )
     for call in (lambda: sorter(scores[:, 1:]), lambda: sorter(scores, where=where.index_fill(1, torch.tensor(0), 0))):
         with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):

@@ -51,13 +51,13 @@ def test_tensorboard_is_asked_for_before_the_comparison(uninstall, tmp_path, mon
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_picture_of_ranks_needs_matplotlib(uninstall, tmp_path):
+def test_a_figure_of_ranks_needs_matplotlib(uninstall, tmp_path):
     sodeep.save_sorter(tmp_path / "x.safetensors", sodeep.build_sorter("set", frequencies=[4]))
     uninstall("matplotlib")
-    arguments = ["evaluate-sorter", str(tmp_path / "x.safetensors"), "--picture", str(tmp_path / "x.png")]
+    arguments = ["evaluate-sorter", str(tmp_path / "x.safetensors"), "--figure", str(tmp_path / "x.png")]
     result = CliRunner().invoke(main, arguments)
     expected = (
-        "--picture needs matplotlib, which is not installed. Install it: pip install matplotlib, or in a clone of "
+        "--figure needs matplotlib, which is not installed. Install it: pip install matplotlib, or in a clone of "
         'sodeep: pip install ".[plot]"'
     )
     assert (result.exit_code, result.stderr) == (1, f"Error: {expected}\n")

@@ -35,8 +35,8 @@ def trained(run):
 def fails(result, message):
     assert result.exit_code != 0
     assert "Traceback" not in result.output
-    told = " ".join(result.output.split())
-    assert message in told, told
+    text = " ".join(result.output.split())
+    assert message in text, text
 
 
 def test_train_says_what_it_did(run, tmp_path):
@@ -45,7 +45,7 @@ def test_train_says_what_it_did(run, tmp_path):
     assert re.search(r"Trained 4 steps in \d+ s: set.safetensors", result.output)
     assert re.search(r"validation +0\.\d{4}", result.output)
     assert "On the mixture of SoDeep 2019, n = 12: error 0." in result.output
-    assert "climbs to" in result.output
+    assert "Spearman reaches " in result.output
     assert sodeep.load_sorter(tmp_path / "set.safetensors").frozen
     assert list((tmp_path / "log").glob("events*"))
 
@@ -66,6 +66,8 @@ def test_options_reach_the_config(run, tmp_path):
         "huber",
         "--gradient-weight",
         0,
+        "--gradient-fraction",
+        0.5,
         "--seed",
         7,
         "--out",
@@ -77,6 +79,7 @@ def test_options_reach_the_config(run, tmp_path):
     config = sodeep.load_sorter(tmp_path / "m.safetensors").trained["config"]
     assert (config["sorter"], config["seq_len"], config["sorter_config"]) == ("mlp", 6, {"hidden": 8})
     assert (config["lr"], config["value_loss"], config["seed"], config["max_time"]) == (0.01, "huber", 7, 300.0)
+    assert config["gradient_fraction"] == 0.5
 
 
 def test_mixture_2019(run, tmp_path):
@@ -140,7 +143,7 @@ def test_interrupt_and_resume(run, tmp_path, monkeypatch):
         ),
         (
             ["--sorter", "lstm", "--lengths", "5", "50"],
-            "`lengths` must not be given for the lstm sorter, which is tied to one length of list, got (5, 50).",
+            "`lengths` must not be given for the lstm sorter, which has a fixed length of list, got (5, 50).",
         ),
         (
             ["--sorter", "lstm", "--lengths", *map(str, sodeep.training.config.LENGTHS)],
@@ -178,7 +181,7 @@ def test_evaluate_sorter(run, trained, tmp_path):
         4,
         "--json",
         "e.json",
-        "--picture",
+        "--figure",
         "p.png",
         "--no-baselines",
     )
@@ -217,19 +220,19 @@ def test_resume_with_another_time_limit(run, tmp_path, monkeypatch):
     assert "No time is left for more figures: sodeep evaluate-sorter set.safetensors" in result.output
 
 
-def test_first_weights_that_were_the_best_are_said(run, monkeypatch):
+def test_initial_weights_that_were_the_best_are_reported(run, monkeypatch):
     from sodeep import training
 
     monkeypatch.setattr(training.run.Run, "learning_rate", lambda run: 0.3)
-    assert "No validation was better than that of the weights it started with" in run("train-sorter", *TINY).output
+    assert "No validation was better than that of the initial weights" in run("train-sorter", *TINY).output
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 @pytest.mark.parametrize("command", [["train-sorter"], ["compare", "memorability"]])
 def test_a_device_that_is_not_there_is_one_line(run, command):
     result = run(*command, "--device", "cuda")
-    told = r"`device` must be one that PyTorch can compute on here, got 'cuda' \([^()]{,60}\)\. Use 'auto' or 'cpu'\."
-    assert re.fullmatch(f"Error: {told}\n", result.stderr)
+    text = r"`device` must be one that PyTorch can compute on here, got 'cuda' \([^()]{,60}\)\. Use 'auto' or 'cpu'\."
+    assert re.fullmatch(f"Error: {text}\n", result.stderr)
 
 
 def test_home_folder_in_every_path(run, tmp_path, monkeypatch):
@@ -239,7 +242,7 @@ def test_home_folder_in_every_path(run, tmp_path, monkeypatch):
     (home / "own.csv").write_text("score\n0.1\n0.5\n0.2\n")
     own = ["--scores-file=~/own.csv", "--log-dir=~/log", "--out=~/s.safetensors"]
     assert run("train-sorter", *TINY, *own).exit_code == 0
-    figures = ["--json=~/f.json", "--picture=~/p.png", "--lengths", 5, "--lists", 4, "--no-baselines"]
+    figures = ["--json=~/f.json", "--figure=~/p.png", "--lengths", 5, "--lists", 4, "--no-baselines"]
     assert run("evaluate-sorter", "~/s.safetensors", *figures).exit_code == 0
     assert run("export-sorter", "~/s.safetensors", "~/s.pt2").exit_code == 0
     fails(run("import-sorter", "~/s.safetensors", "~/s.safetensors"), f"`out` {home}/s.safetensors exists.")
@@ -269,8 +272,8 @@ def test_export_sorter(run, trained, tmp_path):
 
 
 def test_help_says_the_default_lengths(run):
-    told = " ".join(run("train-sorter", "--help").output.split())
-    assert "[default: {} {}]".format(*sodeep.training.config.LENGTHS) in told
+    text = " ".join(run("train-sorter", "--help").output.split())
+    assert "[default: {} {}]".format(*sodeep.training.config.LENGTHS) in text
 
 
 def test_version(run):
@@ -280,8 +283,8 @@ def test_version(run):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--picture", "no/p.png"), "`--picture` must be in a folder that exists, got no/p.png. Make it first: no."),
-        (("--picture", "p.foo"), "Invalid value for --picture: p.foo must end in one of ."),
+        (("--figure", "no/p.png"), "`--figure` must be in a folder that exists, got no/p.png. Make it first: no."),
+        (("--figure", "p.foo"), "Invalid value for --figure: p.foo must end in one of ."),
         (("--json", "no/f.json"), "`--json` must be in a folder that exists, got no/f.json. Make it first: no."),
         (("--lengths", "0"), "Invalid value for '--lengths': 0 is not in the range x>=1."),
         (("--lists", "-4"), "Invalid value for '--lists': -4 is not in the range x>=1."),
@@ -296,11 +299,9 @@ def test_mistakes_of_evaluate_are_found_before_measuring(run, tmp_path, monkeypa
     fails(run("evaluate-sorter", "s.safetensors", *args), message)
 
 
-def test_evaluate_json_to_stdout_and_picture(run, tmp_path):
+def test_evaluate_json_to_stdout_and_figure(run, tmp_path):
     sodeep.save_sorter(tmp_path / "m.safetensors", sodeep.build_sorter("mlp", 5, hidden=4))
-    result = run(
-        "evaluate-sorter", "m.safetensors", "--no-baselines", "--lists", 4, "--json", "-", "--picture", "p.png"
-    )
+    result = run("evaluate-sorter", "m.safetensors", "--no-baselines", "--lists", 4, "--json", "-", "--figure", "p.png")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["n"] == 5
     assert (tmp_path / "p.png").exists()
@@ -318,8 +319,8 @@ def test_scores_file_that_is_no_array(run, tmp_path):
     (tmp_path / "empty.npy").write_bytes(b"")
     header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (100000000000, 1000), }".ljust(117) + b"\n"
     (tmp_path / "huge.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
-    for name, told in (
+    for name, text in (
         ("empty.npy", "it is no npy array, or a damaged one ("),
         ("huge.npy", "it is truncated or damaged (0 bytes for an array of shape (100000000000, 1000) and type float32"),
     ):
-        fails(run("train-sorter", *TINY, "--scores-file", name), f"{name}: {told}")
+        fails(run("train-sorter", *TINY, "--scores-file", name), f"{name}: {text}")

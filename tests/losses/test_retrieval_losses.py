@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import sodeep
-from sodeep.losses import _per_query, smooth_ap
+from sodeep.losses import _per_query, quantized_ap, smooth_ap
 from sodeep.losses.asp import asp_loss
 from sodeep.losses.quantized_ap import fast_ap_loss, quantized_ap_loss
 from sodeep.losses.smooth_ap import recall_at_k_loss, smooth_ap_loss, sup_ap_loss
@@ -165,7 +165,7 @@ def test_all_relevant_is_perfect(name):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The walk
+# Pairs in chunks
 
 
 @every_retrieval_loss
@@ -175,7 +175,8 @@ def test_chunks_change_nothing(name, monkeypatch):
     relevant[3] = True
     expected = value_and_grad(loss, scores, relevant)
     for elements in (1, 30, 100):
-        monkeypatch.setattr(_per_query, "chunk_elements", lambda device, elements=elements: elements)
+        for module in (smooth_ap, quantized_ap):
+            monkeypatch.setattr(module, "chunk_elements", lambda device, elements=elements: elements)
         torch.testing.assert_close(value_and_grad(loss, scores, relevant), expected, rtol=0, atol=1e-12)
 
 
@@ -183,7 +184,7 @@ def test_one_dominant_class_means_more_chunks_not_larger_ones():
     scores = torch.rand(700, 600, generator=torch.Generator().manual_seed(0))
     relevant = torch.ones_like(scores, dtype=torch.bool)
     largest = _per_query.chunk_elements(scores.device)
-    first = next(iter(smooth_ap._walk(scores, relevant)))
+    first = next(iter(smooth_ap._pairs_in_chunks(scores, relevant)))
     assert first.gap.numel() <= largest
     assert largest < scores.numel()
 

@@ -22,7 +22,7 @@ class Clock:
 def run(stream, seconds, start=0.0):
     """Work that reports ten times a second."""
     clock = Clock()
-    progress = Progress("training", start=start, stream=stream, clock=clock)
+    progress = Progress("training", initial=start, stream=stream, clock=clock)
     for tick in range(10 * seconds + 1):
         clock.now = tick / 10
         progress.update(start + (1 - start) * tick / (10 * seconds), lambda: f"tick {tick}")  # noqa: B023

@@ -11,7 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-SCRIPTS = Path(__file__).parents[1] / "scripts"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 @pytest.fixture
@@ -95,18 +95,18 @@ def test_every_result_is_a_command(script, tmp_path):
 def test_counts_by_hand(script):
     scores, relevant = torch.tensor([0.9, 0.8, 0.1]), torch.tensor([True, False, False])
     assert [script.triplet_hard(scores, relevant), script.triplet_hard(scores * 10, relevant)] == [1, 0]
-    assert script.nt_xent(scores, relevant) == 1  # probabilities .731, .269 and .0002
+    assert script.nt_xent(scores, relevant) == 1  # probabilities 0.731, 0.269 and 0.0002
     near = torch.tensor([0.9, 0.895, 0.1])
-    # sigmoid(-.5) = .378, so the slope is .235 / 1.378^2
+    # sigmoid(-0.5) = 0.378, so the slope is 0.235 / 1.378^2
     assert script.smooth_ap(near, relevant) == 1
     assert script.smooth_ap(scores, relevant) == 0
 
 
 @count_contributing
 def test_what_was_released_counts_nothing(script, tmp_path):
-    """From caption to picture: right columns have something to count, the released ones next to nothing."""
-    pictures, captions = script.of_difficulty(4.0)
-    scores = torch.nn.functional.normalize(captions) @ torch.nn.functional.normalize(pictures).T
+    """From caption to image: right columns have something to count, the released ones next to nothing."""
+    images, captions = script.noisy_embeddings(4.0)
+    scores = torch.nn.functional.normalize(captions) @ torch.nn.functional.normalize(images).T
     relevant = torch.arange(640)[:, None] // 5 == torch.arange(128)
     right = [script.smooth_ap(*row) for row in zip(scores, relevant, strict=True)]
     assert sum(count > 0 for count in right) > 150

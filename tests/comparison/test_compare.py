@@ -1362,7 +1362,7 @@ def test_a_log_that_cannot_be_written_leaves_the_old_one(finished, tmp_path, mon
 def test_killed_comparisons_end_as_others_do():
     """Many more kills are made by the script itself; the moments of these are the same everywhere."""
     pytest.importorskip("matplotlib")
-    script = Path(__file__).parents[1] / "scripts/kill_compare.py"
+    script = Path(__file__).parents[2] / "scripts/kill_compare.py"
     options = ["--kills", "3", "--seed", "1", "--files-only"]
     done = subprocess.run([sys.executable, script, *options], capture_output=True, text=True, check=False)
     assert re.fullmatch(
@@ -1407,7 +1407,7 @@ def started(out, jobs):
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
-        cwd=Path(__file__).parents[1],
+        cwd=Path(__file__).parents[2],
     )
     runs = out / "runs.jsonl"
     try:

@@ -299,7 +299,7 @@ def test_only_an_item_head_that_counts_is_tied_to_a_length() -> None:
     assert (counting.seq_len, counting.config["seq_len"], counting.config["init"]) == (20, 20, "counting")
     message = (
         "`scores` must have lists of 20 items, the length this lstm sorter was built for, got 19 real items. Leave a "
-        "shorter last batch out (drop_last=True), use a length-free sorter such as 'set', or train one: "
+        "shorter last batch out (drop_last=True), use a sorter for any length such as 'set', or train one: "
         "sodeep train-sorter --sorter lstm --seq-len 19"
     )
     with pytest.raises(ValueError, match=whole(message)):
@@ -345,13 +345,13 @@ def test_cnn_compares_before_any_training(n: int, item: int, missing: Iterable[i
     scores = standardise(normal(8, n)).float()
     with torch.no_grad():
         ranks = build_sorter("cnn", n).eval()(scores)[:, item]
-    own = scores[:, item]
-    total = 0 * own
+    score = scores[:, item]
+    total = 0 * score
     for other in range(n):
         if abs(other - item) > 36:
-            total -= own / 3**0.5
+            total -= score / 3**0.5
         elif other not in missing:
-            total += ((scores[:, other] - own) / 0.2).clamp(-1, 1)
+            total += ((scores[:, other] - score) / 0.2).clamp(-1, 1)
     torch.testing.assert_close(ranks / n, torch.sigmoid(2 / n * (1 + total)), rtol=0, atol=1e-5)
 
 
@@ -706,9 +706,9 @@ def test_lists_of_lengths_it_is_not_known_for_are_told_once(name: str) -> None:
         f"train-sorter --sorter {name} --lengths 3 16"
     )
     where[1, :3] = True
-    with pytest.warns(UserWarning, match=whole(message)) as told:
+    with pytest.warns(UserWarning, match=whole(message)) as caught:
         sorter(normal(4, 20), where)
-    assert told[0].filename == __file__
+    assert caught[0].filename == __file__
     sorter(normal(3))
     sorter(normal(100))
 
@@ -734,7 +734,7 @@ def test_without_a_measurement_the_lengths_trained_on_are_the_known_ones() -> No
 def test_another_length_is_an_error(name: str) -> None:
     message = (
         f"`scores` must have lists of 40 items, the length this {name} sorter was built for, got 39 real items. Leave "
-        "a shorter last batch out (drop_last=True), use a length-free sorter such as 'set', or train one: "
+        "a shorter last batch out (drop_last=True), use a sorter for any length such as 'set', or train one: "
         f"sodeep train-sorter --sorter {name} --seq-len 39"
     )
     sorter = small_sorter(name)
@@ -773,7 +773,7 @@ def test_a_length_that_cannot_be_trained_for_is_not_advised(name: str, shortest:
     sorter = build_sorter(name, 40)
     message = (
         f"`scores` must have lists of 40 items, the length this {name} sorter was built for, got {shortest - 1} real "
-        "items. Leave a shorter last batch out (drop_last=True), use a length-free sorter such as 'set'."
+        "items. Leave a shorter last batch out (drop_last=True), use a sorter for any length such as 'set'."
     )
     with pytest.raises(ValueError, match=whole(message)):
         sorter(normal(2, shortest - 1))
@@ -841,14 +841,14 @@ def test_sorter_on_another_device_is_an_error() -> None:
         (
             "lstm",
             {},
-            "`seq_len` must be given for the lstm sorter, which is tied to one length of list, got None. "
+            "`seq_len` must be given for the lstm sorter, which has a fixed length of list, got None. "
             "Give it, for example seq_len=100, or head='item' for lists of any length.",
         ),
         (
             "mlp",
             {},
-            "`seq_len` must be given for the mlp sorter, which is tied to one length of list, got None. "
-            "Give it, for example seq_len=100, or use a length-free sorter such as 'set'.",
+            "`seq_len` must be given for the mlp sorter, which has a fixed length of list, got None. "
+            "Give it, for example seq_len=100, or use a sorter for any length such as 'set'.",
         ),
         ("lstm", {"seq_len": 0}, "`seq_len` must be a whole number of at least 1, got 0."),
         ("lstm", {"seq_len": 0, "head": "item"}, "`seq_len` must be a whole number of at least 1, got 0."),
@@ -864,7 +864,7 @@ def test_sorter_on_another_device_is_an_error() -> None:
             "cnn",
             {"seq_len": 36},
             "`seq_len` must be at least 37 for the cnn sorter, whose convolutions shorten the list by 36, got 36. "
-            "Use a length-free sorter such as 'set' for short lists.",
+            "Use a sorter for any length such as 'set' for short lists.",
         ),
     ],
 )

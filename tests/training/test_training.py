@@ -126,8 +126,8 @@ def test_recipe_fills_in_what_is_not_given():
         ),
         (
             {"sorter": "lstm", "lengths": (5, 50)},
-            "`lengths` must not be given for the lstm sorter, which is tied to one length of list, got (5, 50). "
-            "Give that as `seq_len`, or train a length-free sorter such as 'set'.",
+            "`lengths` must not be given for the lstm sorter, which has a fixed length of list, got (5, 50). "
+            "Give that as `seq_len`, or train a sorter for any length such as 'set'.",
         ),
         (
             {"seq_len": 20, "lengths": [5, 50]},
@@ -137,7 +137,7 @@ def test_recipe_fills_in_what_is_not_given():
         (
             {"sorter": "cnn", "seq_len": 20},
             "`seq_len` must be at least 37 for the cnn sorter, whose convolutions shorten the list by 36, got 20. "
-            "Use a length-free sorter such as 'set' for short lists.",
+            "Use a sorter for any length such as 'set' for short lists.",
         ),
         (
             {"device": "tpu9"},
@@ -656,18 +656,18 @@ def test_temporary_files_of_killed_runs_are_swept(tmp_path):
 def test_a_second_run_of_the_same_file_is_refused(tmp_path, monkeypatch):
     from sodeep import training
 
-    out, advance, told = tmp_path / "s", training.run.Run.advance, []
+    out, advance, messages = tmp_path / "s", training.run.Run.advance, []
 
     def and_another(run):
         with pytest.raises(FileExistsError) as error:
             train_sorter(tiny(), out=out, overwrite=True)
-        told.append(str(error.value))
+        messages.append(str(error.value))
         advance(run)
 
     monkeypatch.setattr(training.run.Run, "advance", and_another)
     train_sorter(tiny(), out=out)
     message = f"`out` {out} is being written by another run. Wait for it to end, or choose another name."
-    assert told == 6 * [message]
+    assert messages == 6 * [message]
     assert list(tmp_path.iterdir()) == [out]
 
 
@@ -846,7 +846,7 @@ def whole_log(tmp_path_factory):
     ],
 )
 def test_a_log_that_was_cut_off_ends_up_whole(tmp_path, monkeypatch, whole_log, name, count, kept, error):
-    """At the first point, within the second, after it, before the last picture, when all is logged: the state stays."""
+    """At the first point, within the second, after it, before the last figure, when all is logged: the state stays."""
     from torch.utils.tensorboard import SummaryWriter
 
     calls, function = [], getattr(SummaryWriter, name)
@@ -873,7 +873,7 @@ def test_the_log_of_a_resumed_run_is_whole(tmp_path, monkeypatch, whole_log, ste
     with pytest.raises(TrainingInterrupted):
         train_sorter(tiny(), out=tmp_path / "s", log_dir=tmp_path / "log")
     monkeypatch.undo()
-    train_sorter(out=tmp_path / "s", resume=True)  # the state knows where the log is
+    train_sorter(out=tmp_path / "s", resume=True)  # the state holds the folder of the log
     assert logged(tmp_path / "log") == whole_log
 
 
@@ -914,7 +914,7 @@ def test_batch_statistics_of_a_validation_are_those_of_many_batches_and_leave_th
     run = sodeep.training.run.Run(config)
     run.advance()
     before = {name: tensor.clone() for name, tensor in run.weights.items()}
-    run.best_objective = math.inf  # whatever the first weights were worth
+    run.best_objective = math.inf  # whatever that of the initial weights was
     run.validate()
     for name, tensor in run.weights.items():
         torch.testing.assert_close(tensor, before[name], rtol=0, atol=0)
