@@ -133,7 +133,7 @@ def test_the_same_again_gives_the_same(finished, tmp_path):
 
 def test_losses_of_a_seed_start_from_the_same_weights_and_see_the_same_batches(tmp_path, monkeypatch):
     started, seen = [], []
-    step = train.Training._step
+    step = train.Training.step
 
     def watched(self, number, batch):
         if number == 1:
@@ -141,7 +141,7 @@ def test_losses_of_a_seed_start_from_the_same_weights_and_see_the_same_batches(t
         seen.append((number, batch.tolist()))
         return step(self, number, batch)
 
-    monkeypatch.setattr(train.Training, "_step", watched)
+    monkeypatch.setattr(train.Training, "step", watched)
     compare("memorability", ["mse", "spearman:blackbox"], out=tmp_path, seeds=1, epochs=1)
     assert len(started) == 8
     for weights in started[1:]:
@@ -321,7 +321,7 @@ def test_a_test_that_failed_is_listed_and_repeated(finished, tmp_path, monkeypat
 )
 def test_a_training_that_failed_for_want_of_something_is_repeated(finished, tmp_path, monkeypatch, error):
     with monkeypatch.context() as patch:
-        step, calls = train.Training._step, []
+        step, calls = train.Training.step, []
 
         def fails_once(self, number, batch):
             calls.append(number)
@@ -329,7 +329,7 @@ def test_a_training_that_failed_for_want_of_something_is_repeated(finished, tmp_
                 raise error
             return step(self, number, batch)
 
-        patch.setattr(train.Training, "_step", fails_once)
+        patch.setattr(train.Training, "step", fails_once)
         runs = compare("memorability", BOTH, out=tmp_path, **TINY)
     assert [(run.settings, run.failure["again"]) for run in runs if run.status == "failed"] == [
         (runs[1].settings, True)
