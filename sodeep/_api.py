@@ -22,19 +22,7 @@ from sodeep.distributed import drop_repeats as drop_repeats, gather as gather
 from sodeep.evaluation import optimization_score as optimization_score, rank_error as rank_error
 from sodeep.generators import DEFAULT as DEFAULT, DISTRIBUTIONS as DISTRIBUTIONS, SODEEP2019 as SODEEP2019
 from sodeep.losses import *  # noqa: F403
-from sodeep.metrics import (
-    UndefinedMetricWarning as UndefinedMetricWarning,
-    asp as asp,
-    average_precision as average_precision,
-    hit_rate_at_k as hit_rate_at_k,
-    map_at_r as map_at_r,
-    median_rank as median_rank,
-    pmrp as pmrp,
-    r_precision as r_precision,
-    recall_at_k as recall_at_k,
-    spearman_corr as spearman_corr,
-    trapezoidal_ap as trapezoidal_ap,
-)
+from sodeep.metrics import *  # noqa: F403
 from sodeep.multistage import multistage_backward as multistage_backward
 from sodeep.ranks import (
     blackbox_rank as blackbox_rank,

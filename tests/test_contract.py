@@ -190,12 +190,12 @@ def test_a_module_stands_right_under_its_function(name):
 
 
 def test_every_metric_is_in_the_table():
-    public = {
-        name
-        for name, function in inspect.getmembers(metrics, inspect.isfunction)
-        if function.__module__ == metrics.__name__ and not name.startswith("_")
-    }
+    public = {*metrics.__all__} - {"UndefinedMetricWarning"}
     assert public == {getattr(metric, "func", metric).__name__ for metric in METRICS.values()} | {"pmrp"}
+    for path in Path(metrics.__file__).parent.glob("[a-z]*.py"):
+        module = importlib.import_module(f"sodeep.metrics.{path.stem}")
+        own = {name for name, x in vars(module).items() if getattr(x, "__module__", None) == module.__name__}
+        assert {name for name in own if not name.startswith("_")} <= {*metrics.__all__}
     assert public <= {*sodeep.__all__}
 
 
