@@ -1,4 +1,4 @@
-"""The public names: ``sodeep.NAME`` is what is imported here, all of `sodeep.losses` among them."""
+"""The public names: ``sodeep.NAME`` is what is imported here, with all losses and metrics."""
 
 import typing as _typing
 
@@ -21,6 +21,12 @@ from sodeep.checkpoint.sodeep2019 import import_sodeep2019 as import_sodeep2019
 from sodeep.distributed import drop_repeats as drop_repeats, gather as gather
 from sodeep.evaluation import optimization_score as optimization_score, rank_error as rank_error
 from sodeep.generators import DEFAULT as DEFAULT, DISTRIBUTIONS as DISTRIBUTIONS, SODEEP2019 as SODEEP2019
+from sodeep.groups import (
+    GroupBatchSampler as GroupBatchSampler,
+    Groups as Groups,
+    pad_groups as pad_groups,
+    unpad_groups as unpad_groups,
+)
 from sodeep.losses import *  # noqa: F403
 from sodeep.metrics import *  # noqa: F403
 from sodeep.multistage import multistage_backward as multistage_backward

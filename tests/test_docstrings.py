@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 SECTIONS = ["Args", "Attributes", "Returns", "Raises", "References", "Example"]
+_OF_ALL = ["scores", "relevant", "relevance", "target", "semantic", "where", "group"]
 SHARED = {
-    "sodeep.losses": ["scores", "relevant", "target", "semantic", "where", "reduction", "return_stats"],
-    "sodeep.metrics": ["scores", "relevant", "target", "semantic", "where", "chunk_size"],
+    "sodeep.losses": [*_OF_ALL, "reduction", "return_stats"],
+    "sodeep.metrics": [*_OF_ALL, "chunk_size"],
 }
 """What the functions of a package share is said once, in the docstring of the package."""
 

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 ORDER = [
     "_version",
     "_core",
+    "groups",
     "ranks",
     "generators",
     "sorters",

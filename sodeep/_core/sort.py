@@ -35,6 +35,17 @@ def ordered_floats(x: Tensor) -> Tensor:
     return torch.zeros_like(steps).scatter(-1, order, steps).to(wide_dtype(x))
 
 
+def runs(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Of sorted `x` (..., n): for each place where its run of equal values begins, and where the next one does."""
+    n = x.shape[-1]
+    place = torch.arange(n, device=x.device)
+    changes = x[..., 1:] != x[..., :-1]
+    edge = torch.ones_like(x[..., :1], dtype=torch.bool)
+    begin = torch.where(torch.cat([edge, changes], -1), place, 0).cummax(-1).values
+    end = torch.where(torch.cat([changes, edge], -1), place + 1, n).flip(-1).cummin(-1).values.flip(-1)
+    return begin, end
+
+
 def _cpu_order(x: Tensor) -> Tensor:
     """torch.argsort of float32 or float64 without NaN by numpy's vectorised sorts: 2 to 8 times faster.
 

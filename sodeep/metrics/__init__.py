@@ -3,10 +3,12 @@
 What all of them share is described here once; a metric describes what is particular to it.
 
 * ``scores`` (..., N), floating point, higher = better. The last axis is the list: a row is a query, a column an item.
-* ``relevant`` (..., N), boolean or 0 and 1. Metrics of an order have a ``target``, or ``semantic`` scores, in its
-  place: floating point or whole numbers.
+* ``relevant`` (..., N), boolean or 0 and 1. Metrics of graded relevance have ``relevance`` in its place, grades of at
+  least 0; metrics of an order a ``target``, or ``semantic`` scores: floating point or whole numbers.
 * ``where`` (..., N), boolean, True = a real item. Masked items count as absent, whatever their score. A query that is
   in its own gallery is left out so, for example with ``where=~torch.eye(N, dtype=bool)``.
+* ``group``: an id for each item, where all tensors are flat, (n,): the items of one id are a list, as in
+  `sodeep.groups`. One value for each, in the order in which they first occur. All metrics but `pmrp` take it.
 * ``chunk_size``: lists at a time; None picks it. Memory is a few times the size of so many rows.
 * **Results** have the batch shape (...): one value a list, NaN where the metric has no meaning for it (no relevant
   item, if the metric does not say otherwise), with one `UndefinedMetricWarning` a call that counts them. The usual
@@ -36,17 +38,30 @@ Example:
 import types as _types
 import typing as _typing
 
-from sodeep.metrics.retrieval import (
-    UndefinedMetricWarning as UndefinedMetricWarning,
+from sodeep.metrics._per_list import UndefinedMetricWarning as UndefinedMetricWarning
+from sodeep.metrics.correlation import (
     asp as asp,
+    kendall_tau as kendall_tau,
+    pairwise_accuracy as pairwise_accuracy,
+    rbo as rbo,
+    spearman_corr as spearman_corr,
+    weighted_tau as weighted_tau,
+)
+from sodeep.metrics.graded import (
+    dcg as dcg,
+    expected_reciprocal_rank as expected_reciprocal_rank,
+    ndcg as ndcg,
+)
+from sodeep.metrics.retrieval import (
     average_precision as average_precision,
     hit_rate_at_k as hit_rate_at_k,
     map_at_r as map_at_r,
     median_rank as median_rank,
     pmrp as pmrp,
+    precision_at_k as precision_at_k,
     r_precision as r_precision,
     recall_at_k as recall_at_k,
-    spearman_corr as spearman_corr,
+    reciprocal_rank as reciprocal_rank,
     trapezoidal_ap as trapezoidal_ap,
 )
 

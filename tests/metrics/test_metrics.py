@@ -23,9 +23,9 @@ from sodeep.metrics import (
     pmrp,
     r_precision,
     recall_at_k,
-    retrieval,
     spearman_corr,
 )
+from sodeep.metrics._per_list import Order
 
 F64 = torch.float64
 
@@ -405,10 +405,8 @@ def test_undefined_orders():
 def test_chunks_bound_the_work_at_a_time(monkeypatch):
     """No Q x N x N tensor, and no more than about a million items ordered at a time."""
     seen = []
-    of = retrieval._Order.of
-    monkeypatch.setattr(
-        retrieval._Order, "of", lambda scores, *rest: (seen.append(scores.numel()), of(scores, *rest))[1]
-    )
+    of = Order.of
+    monkeypatch.setattr(Order, "of", lambda scores, *rest: (seen.append(scores.numel()), of(scores, *rest))[1])
     scores, relevant = draw(average_precision, 300, 10_000)
     assert average_precision(scores, relevant).shape == (300,)
     assert sum(seen) == 3_000_000
