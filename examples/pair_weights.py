@@ -13,9 +13,7 @@ import matplotlib
 import matplotlib.pyplot as plt
 import torch
 
-from sodeep import losses
-from sodeep.losses.pair_weights import pair_weights
-from sodeep.losses.smooth_ap import smooth_ap_loss
+from sodeep import laplace_rank, losses, pair_weights
 
 LOSSES = {  # hinges dashed, log-sum-exps solid, ranks and distributions dotted
     "Contrastive": (losses.contrastive_loss, "--"),
@@ -26,7 +24,8 @@ LOSSES = {  # hinges dashed, log-sum-exps solid, ranks and distributions dotted
     "Binomial deviance": (losses.binomial_deviance_loss, "-"),
     "Multi-Similarity": (losses.multi_similarity_loss, "-"),
     "Histogram, 20 bins": (partial(losses.histogram_loss, num_bins=20), ":"),
-    "Smooth-AP, tau = 0.05": (partial(smooth_ap_loss, tau=0.05), ":"),
+    "Smooth-AP, tau = 0.05": (partial(losses.smooth_ap_loss, tau=0.05), ":"),
+    "nDCG, Laplace ranks": (partial(losses.ndcg_loss, rank_fn=laplace_rank), ":"),
 }
 
 

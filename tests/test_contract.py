@@ -65,6 +65,8 @@ class Member(NamedTuple):
 
 
 ONE = "a relevant item"
+POSITIVE = "an item of positive relevance"
+DIFFERENT = "two items of different relevance"
 RANKED = {"rank_fn": laplace}
 LOSSES = {
     "spearman": Member(sodeep.spearman_loss, sodeep.SpearmanLoss, RANKED, "two items with different targets", "target"),
@@ -115,6 +117,29 @@ LOSSES = {
     "multi_similarity_all": Member(sodeep.multi_similarity_loss, sodeep.MultiSimilarityLoss, {"epsilon": None}),
     "histogram": Member(
         sodeep.histogram_loss, sodeep.HistogramLoss, {}, "a positive and a negative pair between them", lr=10
+    ),
+    "ndcg": Member(sodeep.ndcg_loss, sodeep.NDCGLoss, RANKED, POSITIVE, "relevance", lr=10),
+    "ndcg_3": Member(
+        sodeep.ndcg_loss, sodeep.NDCGLoss, {**RANKED, "k": 3, "gain": "linear"}, POSITIVE, "relevance", lr=10
+    ),
+    "reciprocal_rank": Member(sodeep.reciprocal_rank_loss, sodeep.ReciprocalRankLoss, RANKED, ONE, lr=10),
+    "precision_at_3": Member(sodeep.precision_at_k_loss, sodeep.PrecisionAtKLoss, {**RANKED, "k": 3}, ONE, lr=10),
+    "kendall": Member(
+        sodeep.kendall_loss, sodeep.KendallLoss, RANKED, "two items with different targets", "target", lr=10
+    ),
+    "list_net": Member(sodeep.list_net_loss, sodeep.ListNetLoss, {}, DIFFERENT, "relevance", lr=10),
+    "list_mle": Member(sodeep.list_mle_loss, sodeep.ListMLELoss, {}, DIFFERENT, "relevance", lr=10),
+    "list_mle_position": Member(
+        sodeep.list_mle_loss, sodeep.ListMLELoss, {"position_aware": True}, DIFFERENT, "relevance", lr=10
+    ),
+    "softmax": Member(sodeep.softmax_loss, sodeep.SoftmaxLoss, {}, POSITIVE, "relevance", lr=10),
+    "rank_net": Member(sodeep.rank_net_loss, sodeep.RankNetLoss, {}, DIFFERENT, "relevance", lr=10),
+    "lambda_rank": Member(sodeep.lambda_rank_loss, sodeep.LambdaRankLoss, {}, DIFFERENT, "relevance", lr=10),
+    "lambda_rank_2": Member(
+        sodeep.lambda_rank_loss, sodeep.LambdaRankLoss, {"form": "ndcg2", "k": 5}, DIFFERENT, "relevance", lr=10
+    ),
+    "lambda_rank_2_plus": Member(
+        sodeep.lambda_rank_loss, sodeep.LambdaRankLoss, {"form": "ndcg2++"}, DIFFERENT, "relevance"
     ),
 }
 WRAPPERS = {EmbeddingLoss, CrossModalLoss}
@@ -195,7 +220,7 @@ def test_every_metric_is_in_the_table():
     for path in Path(metrics.__file__).parent.glob("[a-z]*.py"):
         module = importlib.import_module(f"sodeep.metrics.{path.stem}")
         own = {name for name, x in vars(module).items() if getattr(x, "__module__", None) == module.__name__}
-        assert {name for name in own if not name.startswith("_")} <= {*metrics.__all__}
+        assert {name for name in own if not name.startswith("_")} <= public
     assert public <= {*sodeep.__all__}
 
 
@@ -278,7 +303,7 @@ def nothing_to_learn(member: Member) -> list[tuple[Tensor, dict[str, Tensor]]]:
     if member.needs == "a real item":
         return [(torch.zeros(3, 4), masked)]
     all_equal = [(torch.zeros(3, 4), {}), (torch.zeros(3, 4), masked)]
-    both_sides = member.needs not in (ONE, "two items with different targets")
+    both_sides = member.needs not in (ONE, POSITIVE, "two items with different targets")
     return [*all_equal, (torch.ones(3, 4), {})] if both_sides else all_equal
 
 
@@ -639,6 +664,8 @@ def test_a_hundred_steps_of_descent_raise_the_exact_metric(name):
         meaning = torch.randn(24, 16, generator=seeded(5), dtype=F64)  # similarities that can be reached
         target = torch.nn.functional.cosine_similarity(meaning.unsqueeze(1), meaning, dim=-1)[others].view(24, 23)
         metric = sodeep.spearman_corr if member.target == "target" else sodeep.asp
+    if member.target == "relevance":
+        target, metric = 3 * target.clamp(min=0), partial(sodeep.ndcg, k=3)
 
     def scores() -> Tensor:
         unit = torch.nn.functional.normalize(x)
@@ -841,9 +868,43 @@ METRICS = {
     "recall_at_3": partial(sodeep.recall_at_k, k=3),
     "hit_rate_at_3": partial(sodeep.hit_rate_at_k, k=3),
     "median_rank": sodeep.median_rank,
+    "reciprocal_rank": sodeep.reciprocal_rank,
+    "reciprocal_rank_3": partial(sodeep.reciprocal_rank, k=3),
+    "precision_at_3": partial(sodeep.precision_at_k, k=3),
+    "dcg": sodeep.dcg,
+    "ndcg": sodeep.ndcg,
+    "ndcg_3": partial(sodeep.ndcg, k=3, gain="linear"),
+    "expected_reciprocal_rank": partial(sodeep.expected_reciprocal_rank, max_grade=3),
+    "expected_reciprocal_rank_3": partial(sodeep.expected_reciprocal_rank, max_grade=3, k=3),
+    "kendall_tau": sodeep.kendall_tau,
+    "weighted_tau": sodeep.weighted_tau,
+    "pairwise_accuracy": sodeep.pairwise_accuracy,
+    "rbo": sodeep.rbo,
 }
 """All but `pmrp`, which has codes in place of relevance."""
-ORDERS = {"spearman_corr": "target", "asp": "semantic"}
+ORDERS = {
+    "spearman_corr": "target",
+    "asp": "semantic",
+    "kendall_tau": "target",
+    "weighted_tau": "target",
+    "pairwise_accuracy": "target",
+    "rbo": "target",
+    "dcg": "relevance",
+    "ndcg": "relevance",
+    "ndcg_3": "relevance",
+    "expected_reciprocal_rank": "relevance",
+    "expected_reciprocal_rank_3": "relevance",
+}
+"""The name of the second argument of metrics that take no relevance of 0 and 1."""
+TWO_ORDERS = "two items with different scores and different targets"
+METRIC_NEEDS = {
+    "spearman_corr": TWO_ORDERS,
+    "kendall_tau": TWO_ORDERS,
+    "weighted_tau": TWO_ORDERS,
+    "pairwise_accuracy": "two items with different targets",
+    "ndcg": "an item of positive relevance",
+    **dict.fromkeys(["asp", "dcg", "precision_at_k", "expected_reciprocal_rank", "rbo"], "an item"),
+}
 
 every_metric = pytest.mark.parametrize("name", METRICS)
 few_values_or_many = pytest.mark.parametrize("values", [None, 3])
@@ -928,9 +989,8 @@ def test_metric_is_nan_with_one_warning_where_undefined(name):
     expected = metric(scores, other)
     where = torch.ones(12, 9, dtype=torch.bool)
     where[[2, 7, 8]] = False
-    needs = {"spearman_corr": "two items with different scores and different targets", "asp": "an item"}
     shown = getattr(metric, "func", metric).__name__
-    message = f"{shown} is NaN for 3 of 12 lists: a list needs {needs.get(name, 'a relevant item')}."
+    message = f"{shown} is NaN for 3 of 12 lists: a list needs {METRIC_NEEDS.get(shown, 'a relevant item')}."
     with pytest.warns(UndefinedMetricWarning, match=exactly(message)) as caught:
         result = metric(scores.view(3, 4, 9), other.view(3, 4, 9), where=where.view(3, 4, 9), chunk_size=5)
     assert len(caught) == 1

@@ -12,7 +12,7 @@ import pytest
 SECTIONS = ["Args", "Attributes", "Returns", "Raises", "References", "Example"]
 _OF_ALL = ["scores", "relevant", "relevance", "target", "semantic", "where", "group"]
 SHARED = {
-    "sodeep.losses": [*_OF_ALL, "reduction", "return_stats"],
+    "sodeep.losses": [*_OF_ALL, "weight", "reduction", "return_stats"],
     "sodeep.metrics": [*_OF_ALL, "chunk_size"],
 }
 """What the functions of a package share is said once, in the docstring of the package."""

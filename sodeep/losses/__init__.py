@@ -3,9 +3,13 @@
 Where each is, its formula in the docstring of the function:
 
 * `rank`: `spearman_loss`, `map_loss`, `recall_loss`: on any rank function.
+* `ndcg`: `ndcg_loss`, `reciprocal_rank_loss`, `precision_at_k_loss`; `kendall`: `kendall_loss`: metrics of learning to
+  rank, on any rank function.
 * `smooth_ap`: `smooth_ap_loss`, `sup_ap_loss`, `recall_at_k_loss`: average precision and recall by soft comparisons.
 * `quantized_ap`: `quantized_ap_loss`, `fast_ap_loss`: average precision by histograms.
 * `asp`: `asp_loss`: average semantic precision, for graded similarities.
+* `listwise`: `list_net_loss`, `list_mle_loss`, `softmax_loss`: the distribution that the scores define over a list.
+* `ranknet`: `rank_net_loss`, `lambda_rank_loss`: a logistic loss of each pair of different relevance.
 * `contrastive`: `contrastive_loss`, `triplet_loss`: margins on pairs and triplets.
 * `nt_xent`: `nt_xent_loss`, `n_pairs_loss`, `nca_loss`: a softmax over the list.
 * `multi_similarity`: `lifted_structure_loss`, `binomial_deviance_loss`, `bin_lifted_loss`, `multi_similarity_loss`:
@@ -22,8 +26,13 @@ What all of them share is said here, once. The arguments:
   `pairwise_scores` does, not by its similarity, since duplicates are items too.
 * ``relevant`` (..., N), boolean or 0 and 1: P are the relevant real items of a list, N the other real items. Losses
   that learn an order have a ``target``, or ``semantic`` scores, of the same shape in its place: floating point or whole
-  numbers, of which equal ones have no order.
+  numbers, of which equal ones have no order. Losses of learning to rank have ``relevance``, which may be graded.
 * ``where`` (..., N), boolean, True = a real item: the others are as if deleted, whatever they hold. None: all are real.
+* ``group``: an id for each item, where all tensors are flat, (n,): the items of one id are a list, as in
+  `sodeep.groups`.
+* ``weight`` (..., N), at least 0, of some losses: what a relevant item counts, None = all the same. With clicks as
+  relevance, one over the chance that the item was looked at takes out the bias of its position (Joachims, Swaminathan,
+  Schnabel. Unbiased Learning-to-Rank with Biased Feedback. WSDM 2017). It gets no gradient.
 * ``reduction``: "mean" over the defined lists, or "none": a value for each, (...), NaN where undefined. ``nanmean()``
   of the values is the mean, and ``(weights * values).nansum()`` a weighted sum with a finite gradient.
 * ``return_stats``: also return `ListStats`: how many lists there were, and how many were defined.
@@ -65,6 +74,15 @@ from sodeep.losses.contrastive import (
 from sodeep.losses.cross_modal import CrossModalLoss as CrossModalLoss
 from sodeep.losses.embedding import EmbeddingLoss as EmbeddingLoss
 from sodeep.losses.histogram import HistogramLoss as HistogramLoss, histogram_loss as histogram_loss
+from sodeep.losses.kendall import KendallLoss as KendallLoss, kendall_loss as kendall_loss
+from sodeep.losses.listwise import (
+    ListMLELoss as ListMLELoss,
+    ListNetLoss as ListNetLoss,
+    SoftmaxLoss as SoftmaxLoss,
+    list_mle_loss as list_mle_loss,
+    list_net_loss as list_net_loss,
+    softmax_loss as softmax_loss,
+)
 from sodeep.losses.memory import EmbeddingMemory as EmbeddingMemory
 from sodeep.losses.multi_similarity import (
     BinLiftedLoss as BinLiftedLoss,
@@ -75,6 +93,14 @@ from sodeep.losses.multi_similarity import (
     binomial_deviance_loss as binomial_deviance_loss,
     lifted_structure_loss as lifted_structure_loss,
     multi_similarity_loss as multi_similarity_loss,
+)
+from sodeep.losses.ndcg import (
+    NDCGLoss as NDCGLoss,
+    PrecisionAtKLoss as PrecisionAtKLoss,
+    ReciprocalRankLoss as ReciprocalRankLoss,
+    ndcg_loss as ndcg_loss,
+    precision_at_k_loss as precision_at_k_loss,
+    reciprocal_rank_loss as reciprocal_rank_loss,
 )
 from sodeep.losses.nt_xent import (
     NCALoss as NCALoss,
@@ -103,6 +129,12 @@ from sodeep.losses.rank import (
     map_loss as map_loss,
     recall_loss as recall_loss,
     spearman_loss as spearman_loss,
+)
+from sodeep.losses.ranknet import (
+    LambdaRankLoss as LambdaRankLoss,
+    RankNetLoss as RankNetLoss,
+    lambda_rank_loss as lambda_rank_loss,
+    rank_net_loss as rank_net_loss,
 )
 from sodeep.losses.similarity import pairwise_scores as pairwise_scores
 from sodeep.losses.smooth_ap import (

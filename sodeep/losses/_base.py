@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from sodeep._core.checks import check_choice, readable
 from sodeep._core.lists import Lists, masked_mean, one_item_hint
 from sodeep._core.precision import full_precision
+from sodeep.groups import pad_arguments, positional_names
 from sodeep.ranks import drop_other_state
 
 __all__ = [
@@ -151,7 +152,7 @@ def reduce_over_both(
 def loss_function(
     *together: Check, **checks: Check
 ) -> Callable[[Callable[P, Tensor | tuple[Tensor, Stats]]], LossFunction[P, Stats]]:
-    """Decorator of every loss: checks its options, and runs it in full precision.
+    """Decorator of every loss: checks its options, pads flat tensors with `group`, and runs it in full precision.
 
     The options are checked when the loss is called and, by `check_options`, when its Module is built.
 
@@ -164,6 +165,7 @@ def loss_function(
         parameters = inspect.signature(function).parameters.values()
         defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty}
         run = full_precision(function)
+        names = positional_names(function)
         checks.setdefault("reduction", check_reduction)
 
         def check_options(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,6 +178,7 @@ def loss_function(
 
         @functools.wraps(function)
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> Tensor | tuple[Tensor, Stats]:
+            args, kwargs = pad_arguments(names, args, kwargs)  # type: ignore[assignment]
             return run(*args, **check_options(kwargs))
 
         wrapper.check_options = check_options  # type: ignore[attr-defined]

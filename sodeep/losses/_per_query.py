@@ -58,7 +58,7 @@ class _PerQuery(torch.autograd.Function):
             x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
             for x, dim in zip((scores, positive), in_dims[1:3], strict=True)
         )
-        value, slope = _apply(operator, scores.flatten(0, 1), positive.flatten(0, 1), *options)
+        value, slope = apply_operator(operator, scores.flatten(0, 1), positive.flatten(0, 1), *options)
         return (value.view(scores.shape[:2]), slope.view(scores.shape)), (0, 0)
 
 
@@ -76,7 +76,7 @@ class _PerQueryForward(_PerQuery):
         return (slope * moved).sum(1), torch.full_like(slope, torch.nan)  # the slope has no derivative of its own
 
 
-def _apply(operator: Operator, scores: Tensor, positive: Tensor, *options: Any) -> Any:
+def apply_operator(operator: Operator, scores: Tensor, positive: Tensor, *options: Any) -> Any:
     function = _PerQueryForward if in_forward_mode() else _PerQuery
     return function.apply(operator, scores, positive, *options)  # type: ignore[no-untyped-call]
 
@@ -101,7 +101,7 @@ def per_query(operator: Operator, lists: Lists, *options: Any) -> Tensor:
         scores = scores.masked_fill(~(lists.positive | lists.negative), -torch.inf)
     if traces_no_gradient(scores):
         return operator(scores, lists.positive, *options)[0]
-    value: Tensor = _apply(operator, scores, lists.positive, *options)[0]
+    value: Tensor = apply_operator(operator, scores, lists.positive, *options)[0]
     return value
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from sodeep._core.checks import check_positive
 from sodeep._core.lists import check_target, masked_mean
 from sodeep._core.precision import working_dtype
+from sodeep.groups import GroupIds
 from sodeep.losses._base import ListStats, Loss, loss_function, optional, reduce_defined
 from sodeep.ranks import RankFunction, apply_rank_fn, check_rank_fn, sigmoid_rank
 
@@ -33,6 +34,7 @@ def asp_loss(
     rank_fn: RankFunction | None = None,
     semantic_rank_fn: RankFunction | None = None,
     where: Tensor | None = None,
+    group: GroupIds | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
 ) -> Tensor | tuple[Tensor, ListStats]:

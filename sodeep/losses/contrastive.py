@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sodeep._core.checks import check_choice, check_number, check_positive, compiling, readable
 from sodeep._core.lists import Lists, check_lists, masked_mean
+from sodeep.groups import GroupIds
 from sodeep.losses._base import ListStats, Loss, loss_function, reduce_defined, reduce_over_both
 
 
@@ -27,6 +28,7 @@ def contrastive_loss(
     positive_margin: float = 0.9,
     negative_margin: float = 0.6,
     where: Tensor | None = None,
+    group: GroupIds | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
 ) -> Tensor | tuple[Tensor, ListStats]:
@@ -137,6 +139,7 @@ def triplet_loss(
     margin: float = 0.2,
     mining: str = "all",
     where: Tensor | None = None,
+    group: GroupIds | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
 ) -> Tensor | tuple[Tensor, ListStats]:

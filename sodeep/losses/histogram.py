@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sodeep._core.checks import check_at_least, check_number, describe
 from sodeep._core.lists import check_lists
+from sodeep.groups import GroupIds
 from sodeep.losses._base import ListStats, Loss, check_range, check_reduction, loss_function, reduce_defined
 
 
@@ -34,6 +35,7 @@ def histogram_loss(
     low: float = -1.0,
     high: float = 1.0,
     where: Tensor | None = None,
+    group: GroupIds | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
 ) -> Tensor | tuple[Tensor, ListStats]:

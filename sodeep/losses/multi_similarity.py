@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sodeep._core.checks import check_number, check_positive
 from sodeep._core.lists import Lists, check_lists, masked_mean
+from sodeep.groups import GroupIds
 from sodeep.losses._base import ListStats, Loss, loss_function, optional, reduce_defined, reduce_over_both
 from sodeep.losses._sums import bound, logsumexp_of_sides, softplus
 
@@ -25,6 +26,7 @@ def lifted_structure_loss(
     *,
     margin: float = 1.0,
     where: Tensor | None = None,
+    group: GroupIds | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
 ) -> Tensor | tuple[Tensor, ListStats]:
@@ -100,6 +102,7 @@ def binomial_deviance_loss(
     beta: float = 50.0,
     base: float = 0.5,
     where: Tensor | None = None,
+    group: GroupIds | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
 ) -> Tensor | tuple[Tensor, ListStats]:
@@ -162,6 +165,7 @@ def bin_lifted_loss(
     beta: float = 50.0,
     base: float = 0.5,
     where: Tensor | None = None,
+    group: GroupIds | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
 ) -> Tensor | tuple[Tensor, ListStats]:
@@ -234,6 +238,7 @@ def multi_similarity_loss(
     base: float = 0.5,
     epsilon: float | None = 0.1,
     where: Tensor | None = None,
+    group: GroupIds | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
 ) -> Tensor | tuple[Tensor, ListStats]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sodeep._core.checks import check_positive, readable
 from sodeep._core.lists import Lists, check_lists, masked_mean
+from sodeep.groups import GroupIds
 from sodeep.losses._base import ListStats, Loss, loss_function, reduce_over_both
 from sodeep.losses._sums import bound, logsumexp, logsumexp_of_sides, softplus
 
@@ -27,6 +28,7 @@ def nt_xent_loss(
     *,
     temperature: float = 0.07,
     where: Tensor | None = None,
+    group: GroupIds | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
 ) -> Tensor | tuple[Tensor, ListStats]:
@@ -85,6 +87,7 @@ def n_pairs_loss(
     relevant: Tensor,
     *,
     where: Tensor | None = None,
+    group: GroupIds | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
 ) -> Tensor | tuple[Tensor, ListStats]:
@@ -188,6 +191,7 @@ def nca_loss(
     *,
     temperature: float = 1.0,
     where: Tensor | None = None,
+    group: GroupIds | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
 ) -> Tensor | tuple[Tensor, ListStats]:

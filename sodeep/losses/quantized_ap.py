@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sodeep._core.checks import check_at_least, check_bool, check_number
 from sodeep._core.lists import check_lists
+from sodeep.groups import GroupIds
 from sodeep.losses._base import ListStats, Loss, check_range, loss_function, reduce_defined
 from sodeep.losses._per_query import chunk_elements, one_node, per_query, with_self
 
@@ -77,6 +78,7 @@ def quantized_ap_loss(
     high: float = 1.0,
     include_self: bool = False,
     where: Tensor | None = None,
+    group: GroupIds | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
 ) -> Tensor | tuple[Tensor, ListStats]:
@@ -152,6 +154,7 @@ def fast_ap_loss(
     *,
     num_bins: int = 10,
     where: Tensor | None = None,
+    group: GroupIds | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
 ) -> Tensor | tuple[Tensor, ListStats]:

@@ -32,6 +32,7 @@ from sodeep._core.checks import check_at_least, check_choice, check_number
 from sodeep._core.lists import check_lists, check_target, masked_mean, warn_if_outputs_last
 from sodeep._core.precision import working_dtype
 from sodeep._core.sort import ordered_floats
+from sodeep.groups import GroupIds
 from sodeep.losses._base import ListStats, Loss, loss_function, reduce_defined
 from sodeep.ranks import RankFunction, apply_rank_fn, check_rank_fn, exact_rank
 
@@ -74,6 +75,7 @@ def spearman_loss(
     where: Tensor | None = None,
     value_weight: float = 0.0,
     value_loss: str = "l1",
+    group: GroupIds | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
 ) -> Tensor | tuple[Tensor, SpearmanStats]:
@@ -175,6 +177,7 @@ def map_loss(
     rank_fn: RankFunction,
     where: Tensor | None = None,
     form: str = "ap",
+    group: GroupIds | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
 ) -> Tensor | tuple[Tensor, ListStats]:
@@ -254,6 +257,7 @@ def recall_loss(
     margin: float = 0.2,
     hardest: int = 1,
     where: Tensor | None = None,
+    group: GroupIds | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
 ) -> Tensor | tuple[Tensor, ListStats]:

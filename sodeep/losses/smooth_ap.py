@@ -22,6 +22,7 @@ from torch import Tensor
 
 from sodeep._core.checks import check_at_least, check_bool, check_number, check_positive, describe, is_whole
 from sodeep._core.lists import check_lists, masked_mean
+from sodeep.groups import GroupIds
 from sodeep.losses._base import ListStats, Loss, loss_function, optional, reduce_defined
 from sodeep.losses._per_query import chunk_elements, one_node, per_query, with_self
 
@@ -85,6 +86,7 @@ def smooth_ap_loss(
     tau: float = 0.01,
     include_self: bool = False,
     where: Tensor | None = None,
+    group: GroupIds | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
 ) -> Tensor | tuple[Tensor, ListStats]:
@@ -194,6 +196,7 @@ def sup_ap_loss(
     negative_margin: float = 0.6,
     include_self: bool = False,
     where: Tensor | None = None,
+    group: GroupIds | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
 ) -> Tensor | tuple[Tensor, ListStats]:
@@ -335,6 +338,7 @@ def recall_at_k_loss(
     tau_rank: float = 0.01,
     tau_k: float = 1.0,
     where: Tensor | None = None,
+    group: GroupIds | None = None,
     reduction: str = "mean",
     return_stats: bool = False,
 ) -> Tensor | tuple[Tensor, ListStats]:
