@@ -20,7 +20,7 @@ from sodeep.datasets.memorability import read_mediaeval, read_table
 from sodeep.datasets.multi_label import read_voc
 from sodeep.datasets.retrieval import read_class_folders, read_cub, read_in_shop, read_online_products
 from sodeep.datasets.revisited import RevisitedSet, read_revisited
-from sodeep.metrics import average_precision, trapezoidal_ap
+from sodeep.metrics import UndefinedMetricWarning, average_precision, trapezoidal_ap
 from sodeep.tasks import read_data
 from sodeep.tasks.memorability import Memorability
 
@@ -342,7 +342,9 @@ def test_trapezoidal_ap_masks_and_undefined_lists():
     scores = torch.tensor([[3.0, float("nan"), 1.0], [1.0, 2.0, 3.0]])
     relevant = torch.tensor([[False, True, True], [False, False, False]])
     where = torch.tensor([[True, False, True], [True, True, True]])
-    found = trapezoidal_ap(scores, relevant, where)
+    expected = "^trapezoidal_ap is NaN for 1 of 2 lists: a list needs a relevant item.$"
+    with pytest.warns(UndefinedMetricWarning, match=expected):
+        found = trapezoidal_ap(scores, relevant, where)
     torch.testing.assert_close(found, torch.tensor([0.25, float("nan")]), equal_nan=True)
     # twice the precision of a step: both kinds agree on a perfect order and not elsewhere
     perfect = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([True, True, False])
