@@ -253,12 +253,10 @@ def _read(group: GroupIds) -> Tensor:
             "`group` must be ids that can be read, got some under torch.compile or torch.func. "
             "Read them outside: group=sodeep.Groups(ids)."
         )
-    if isinstance(group, Tensor) and group.ndim != 1:  # before (n, 1) counts as (n,)
-        raise ValueError(f"`group` must have shape (n,), an id for each item, got {describe(group)}.")
-    ids = as_labels(label_tensor(group, "group"), "group")
+    ids = label_tensor(group, "group")
     if ids.ndim != 1:
         raise ValueError(f"`group` must have shape (n,), an id for each item, got {describe(ids)}.")
-    return ids
+    return as_labels(ids, "group")
 
 
 def _lay_out(ids: NDArray[Any]) -> tuple[NDArray[np.int64], ...]:

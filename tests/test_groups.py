@@ -174,6 +174,19 @@ def test_groups_of_two_are_no_two_outputs():
         loss(torch.arange(20.0), torch.arange(20.0) % 7)
 
 
+def test_groups_of_one_length_need_no_mask():
+    masks = []
+
+    def rank_fn(scores, where=None):
+        masks.append(where)
+        return sodeep.laplace_rank(scores)
+
+    scores, relevance = torch.randn(12, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 4
+    value = sodeep.ndcg_loss(scores, relevance, rank_fn=rank_fn, group=torch.arange(12) // 3)
+    assert masks == [None]
+    assert value == sodeep.ndcg_loss(scores.view(4, 3), relevance.view(4, 3), rank_fn=rank_fn)
+
+
 def test_groups_in_transforms_and_under_compile():
     scores, relevance = torch.randn(10, dtype=F64, generator=torch.Generator().manual_seed(0)), torch.arange(10) % 3
     loss = partial(sodeep.softmax_loss, group=Groups(IDS))

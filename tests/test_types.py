@@ -26,6 +26,23 @@ def test_a_loss_is_a_tensor() -> None:
     assert isinstance(assert_type(CrossModalLoss(SmoothAPLoss())(rows, rows), Tensor), Tensor)
 
 
+def test_groups_are_ids_of_any_kind() -> None:
+    scores, relevance = SCORES[0], RELEVANT[0]
+    loss = sodeep.NDCGLoss(sodeep.laplace_rank)
+    for group in (torch.tensor([7, 5, 7]), [7, 5, 7], ("a", "b", "a"), sodeep.Groups([7, 5, 7])):
+        value = sodeep.ndcg_loss(scores, relevance, rank_fn=sodeep.laplace_rank, group=group)
+        assert isinstance(assert_type(value, Tensor), Tensor)
+        assert isinstance(assert_type(loss(scores, relevance, group=group), Tensor), Tensor)
+        assert isinstance(assert_type(sodeep.dcg(scores, relevance, group=group), Tensor), Tensor)
+        padded, where = assert_type(sodeep.pad_groups(scores, group), tuple[Tensor, Tensor])
+        assert torch.equal(sodeep.unpad_groups(padded, group), scores)
+        assert where.dtype == torch.bool
+    with pytest.raises(ValueError, match=r"^`group` must have shape \(n,\), an id for each item, got "):
+        sodeep.dcg(scores, relevance, group=7)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^`group` must have shape \(n,\), an id for each item, got "):
+        sodeep.softmax_loss(scores, relevance, group=7)  # type: ignore[call-overload]
+
+
 def test_stats_stand_beside_it() -> None:
     value, stats = assert_type(
         sodeep.smooth_ap_loss(SCORES, RELEVANT, tau=0.1, return_stats=True), tuple[Tensor, ListStats]

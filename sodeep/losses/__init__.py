@@ -3,8 +3,8 @@
 Where each is, its formula in the docstring of the function:
 
 * `rank`: `spearman_loss`, `map_loss`, `recall_loss`: on any rank function.
-* `ndcg`: `ndcg_loss`, `reciprocal_rank_loss`, `precision_at_k_loss`; `kendall`: `kendall_loss`: metrics of learning to
-  rank, on any rank function.
+* `ndcg`: `ndcg_loss`, `reciprocal_rank_loss`, `precision_at_k_loss`: the top of a list, on any rank function.
+* `kendall`: `kendall_loss`: pairs in the wrong order, on any rank function.
 * `smooth_ap`: `smooth_ap_loss`, `sup_ap_loss`, `recall_at_k_loss`: average precision and recall by soft comparisons.
 * `quantized_ap`: `quantized_ap_loss`, `fast_ap_loss`: average precision by histograms.
 * `asp`: `asp_loss`: average semantic precision, for graded similarities.
