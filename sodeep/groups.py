@@ -1,17 +1,18 @@
 """Lists of unequal length in flat tensors: the items of a query, a user or a date, told by an id for each item.
 
 A table of (query, document) pairs is such a tensor: ``scores (n,)``, ``relevance (n,)`` and ``group (n,)``, the query
-of each row. Every loss on scores and every metric takes it as it is,
+of each row. Every loss on scores and every metric takes it as it is::
 
     loss = sodeep.ndcg_loss(scores, relevance, rank_fn=sodeep.laplace_rank, group=query_id)
 
-and gives what it would give for one call per group: the items of one id become one list, wherever they stand, in one
-pass over a padded tensor (groups, longest). Lists come in the order in which their ids first occur. An id that stands
-for two lists, as when two files are put one after the other, makes one list of both: renumber one of them.
+The result is that of one call for each group: the items of one id become one list, wherever they stand, in one pass
+over a padded tensor (groups, longest). Lists come in the order in which their ids first occur. An id that stands for
+two lists, as when two files are put one after the other, makes one list of both: renumber one of them.
 
 Padding costs memory where one group is much longer than the others: `GroupBatchSampler` puts groups of like length
 together.
 
+Example:
     >>> import torch
     >>> from sodeep.metrics import spearman_corr
     >>> scores, target = torch.tensor([0.1, 0.3, 0.2, 0.9, 0.5]), torch.tensor([1.0, 2.0, 3.0, 1.0, 2.0])

@@ -220,7 +220,8 @@ def test_every_metric_is_in_the_table():
     for path in Path(metrics.__file__).parent.glob("[a-z]*.py"):
         module = importlib.import_module(f"sodeep.metrics.{path.stem}")
         own = {name for name, x in vars(module).items() if getattr(x, "__module__", None) == module.__name__}
-        assert {name for name in own if not name.startswith("_")} <= public
+        (shown,) = re.findall(rf"^\* `{path.stem}`: ([^*]*)", metrics.__doc__, re.MULTILINE)
+        assert {name for name in own if not name.startswith("_")} == {*re.findall(r"`(\w+)`", shown)}
     assert public <= {*sodeep.__all__}
 
 

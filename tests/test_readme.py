@@ -116,3 +116,8 @@ def test_every_loss_is_in_the_guide():
     assert sorted(shown) == sorted(
         name for name in sodeep.__all__ if name.endswith("Loss") and name not in ("EmbeddingLoss", "CrossModalLoss")
     )
+
+
+def test_every_metric_is_in_the_readme():
+    row = re.search(r"^\| exact metrics \|(.*)\|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", row[1])) == sorted({*sodeep.metrics.__all__} - {"UndefinedMetricWarning"})

@@ -28,7 +28,7 @@ def items_below(relevance: Tensor, real: Tensor) -> Tensor:
 
 def mean_over_pairs(
     scores: Tensor, below: Tensor, real: Tensor, weight: Tensor | None, loss: str
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, Tensor]:
     """Mean of a loss of s_i - s_j over the pairs with i above j in grade, and whether a list (Q,) has any.
 
     Args:

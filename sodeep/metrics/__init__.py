@@ -1,5 +1,13 @@
 """Exact ranking metrics: one value per list.
 
+Where each is, its formula in its docstring:
+
+* `retrieval`: `average_precision`, `trapezoidal_ap`, `map_at_r`, `r_precision`, `precision_at_k`, `recall_at_k`,
+  `hit_rate_at_k`, `median_rank`, `reciprocal_rank`, `pmrp`: an item is relevant or not.
+* `graded`: `dcg`, `ndcg`, `expected_reciprocal_rank`: how relevant an item is.
+* `correlation`: `spearman_corr`, `kendall_tau`, `weighted_tau`, `pairwise_accuracy`, `asp`, `rbo`: how well two orders
+  agree.
+
 What all of them share is described here once; a metric describes what is particular to it.
 
 * ``scores`` (..., N), floating point, higher = better. The last axis is the list: a row is a query, a column an item.
@@ -18,10 +26,11 @@ What all of them share is described here once; a metric describes what is partic
   shapes or devices that differ, a real item that is NaN or infinite, a `relevant` that holds more than 0 and 1, or a
   `k` below 1.
 
-* **Ties** never depend on the order of the items. Ranks of tied scores are averaged. Precision is read at a score, all
-  items of that score included, as in scikit-learn. Where a cut at k runs through a group of tied items, each counts by
-  its chance to be among the first k when their order is random (McSherry and Najork, ECIR 2008). So a model that gives
-  all items one score has the value of a random order.
+* **Ties** never depend on the order of the items, unless ``ties="order"`` asks for it. Ranks of tied scores are
+  averaged. Precision is read at a score, all items of that score included, as in scikit-learn. Where a cut at k runs
+  through a group of tied items, each counts by its chance to be among the first k when their order is random (McSherry
+  and Najork, ECIR 2008); gains and reciprocal ranks are the mean over their orders. So a model that gives all items one
+  score has the value of a random order.
 * **Items that a DistributedSampler repeats** would count as matches of themselves: `sodeep.drop_repeats` removes them.
 
 Example:
