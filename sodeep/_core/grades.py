@@ -27,7 +27,7 @@ class GradedLists(NamedTuple):
     """bool."""
 
 
-def prepare_grades(
+def check_grades(
     scores: Tensor, relevance: Tensor, where: Tensor | None, name: str = "relevance", low: float = -math.inf
 ) -> GradedLists:
     """Check scores and grades of at least `low`, floating point or whole numbers, and bring them to (Q, N)."""
@@ -38,16 +38,16 @@ def prepare_grades(
     if low > -math.inf and readable(y) and y.numel() and (least := float(y.amin())) < low:
         raise ValueError(
             f"`{name}` must be at least {low:g}, got a smallest value of {least:g}. "
-            "Move the grades up, or mask such items out with where=."
+            "Mask such items out with where=, or shift all values up."
         )
     real = torch.ones_like(scores, dtype=torch.bool) if where is None else where
     n = scores.shape[-1]
     return GradedLists(x.reshape(-1, n), y.reshape(-1, n), real.reshape(-1, n))
 
 
-def prepare_weight(weight: Tensor | None, scores: Tensor, where: Tensor | None) -> Tensor | None:
+def check_weight(weight: Tensor | None, scores: Tensor, where: Tensor | None) -> Tensor | None:
     """Checked weights of the items, as (Q, N), 0 at masked ones; no gradient flows into them."""
-    return None if weight is None else prepare_grades(scores, weight, where, "weight", 0).relevance
+    return None if weight is None else check_grades(scores, weight, where, "weight", 0).relevance
 
 
 def scaled_gains(relevance: Tensor, gain: str) -> Tensor:

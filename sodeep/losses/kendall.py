@@ -14,7 +14,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from sodeep._core.checks import check_positive
-from sodeep._core.grades import prepare_grades, prepare_weight
+from sodeep._core.grades import check_grades, check_weight
 from sodeep.groups import GroupIds
 from sodeep.losses._base import ListStats, Loss, loss_function, reduce_defined
 from sodeep.losses._pairwise import items_below, mean_over_pairs
@@ -59,8 +59,8 @@ def kendall_loss(
         >>> kendall_loss(torch.tensor([0.1, 0.7, 0.4]), torch.tensor([1, 2, 3]), rank_fn=exact_rank, tau=0.01)
         tensor(0.3333)
     """
-    x, grades, real = prepare_grades(scores, target, where, "target")
-    weight = prepare_weight(weight, scores, where)
+    x, grades, real = check_grades(scores, target, where, "target")
+    weight = check_weight(weight, scores, where)
     ranks = apply_rank_fn(rank_fn, x, where=None if where is None else real).to(x.dtype)
     height = -ranks / (tau * real.sum(-1, keepdim=True).clamp(min=1).to(x.dtype))
     values, defined = mean_over_pairs(height, items_below(grades, real), real, weight, "sigmoid")

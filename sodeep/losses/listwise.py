@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sodeep._core.checks import check_bool, check_positive, readable
-from sodeep._core.grades import check_gain, prepare_grades, prepare_weight, scaled_gains
+from sodeep._core.grades import check_gain, check_grades, check_weight, scaled_gains
 from sodeep._core.sort import ascending, runs
 from sodeep.groups import GroupIds
 from sodeep.losses._base import ListStats, Loss, loss_function, reduce_defined
@@ -62,8 +62,8 @@ def list_net_loss(
         >>> print(f"{list_net_loss(scores, relevance):.4f}")
         1.1391
     """
-    x, grades, real = prepare_grades(scores, relevance, where)
-    weight = prepare_weight(weight, scores, where)
+    x, grades, real = check_grades(scores, relevance, where)
+    weight = check_weight(weight, scores, where)
     chance = (grades / target_temperature).masked_fill(_absent(real), -torch.inf).softmax(-1)
     values = _cross_entropy(x / temperature, chance if weight is None else chance * weight, real)
     return reduce_defined(values, _differ(grades, real), scores, reduction, return_stats, NEEDS, "relevance")
@@ -125,8 +125,8 @@ def softmax_loss(
         >>> print(f"{softmax_loss(scores, relevance):.4f}")
         1.1184
     """
-    x, grades, real = prepare_grades(scores, relevance, where, low=0)
-    weight = prepare_weight(weight, scores, where)
+    x, grades, real = check_grades(scores, relevance, where, low=0)
+    weight = check_weight(weight, scores, where)
     gains = scaled_gains(grades, gain)
     if weight is not None:
         gains = gains * weight
@@ -194,8 +194,8 @@ def list_mle_loss(
         >>> print(f"{list_mle_loss(scores, relevance):.4f}")
         0.5489
     """
-    x, grades, real = prepare_grades(scores, relevance, where)
-    weight = prepare_weight(weight, scores, where)
+    x, grades, real = check_grades(scores, relevance, where)
+    weight = check_weight(weight, scores, where)
     ordered, order = ascending((-grades).masked_fill(~real, torch.inf))
     begin, end = runs(ordered)
     count = real.sum(-1, keepdim=True)

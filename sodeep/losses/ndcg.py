@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from sodeep._core.checks import check_at_least, check_positive
-from sodeep._core.grades import check_gain, prepare_grades, prepare_weight, scaled_gains
+from sodeep._core.grades import check_gain, check_grades, check_weight, scaled_gains
 from sodeep._core.lists import check_lists
 from sodeep._core.sort import ascending
 from sodeep.groups import GroupIds
@@ -82,8 +82,8 @@ def ndcg_loss(
         >>> print(f"{ndcg_loss(scores, relevance, rank_fn=exact_rank):.4f}")  # 1 - (1 + 3 / 1.585) / (3 + 1 / 1.585)
         0.2033
     """
-    x, grades, real = prepare_grades(scores, relevance, where, low=0)
-    weight = prepare_weight(weight, scores, where)
+    x, grades, real = check_grades(scores, relevance, where, low=0)
+    weight = check_weight(weight, scores, where)
     gains = scaled_gains(grades, gain)
     gains = (gains if weight is None else gains * weight).to(x.dtype)
     ranks = apply_rank_fn(rank_fn, x, where=None if where is None else real).to(x.dtype)
@@ -221,7 +221,7 @@ def precision_at_k_loss(
     x, positive, negative, *_ = check_lists(scores, relevant, where)
     ranks = apply_rank_fn(rank_fn, x, where=None if where is None else positive | negative).to(x.dtype)
     among_first = _cut(ranks, k, tau_k).masked_fill(~positive, 0)
-    if (weights := prepare_weight(weight, scores, where)) is not None:
+    if (weights := check_weight(weight, scores, where)) is not None:
         among_first = among_first * weights.to(x.dtype)
     return reduce_defined(1 - among_first.sum(-1) / k, positive.any(-1), scores, reduction, return_stats)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sodeep._core.checks import check_at_least, check_choice, check_positive
-from sodeep._core.grades import check_gain, prepare_grades, prepare_weight, scaled_gains
+from sodeep._core.grades import check_gain, check_grades, check_weight, scaled_gains
 from sodeep._core.sort import ascending
 from sodeep.groups import GroupIds
 from sodeep.losses._base import ListStats, Loss, loss_function, optional, reduce_defined
@@ -62,8 +62,8 @@ def rank_net_loss(
         >>> print(f"{rank_net_loss(scores, relevance):.4f}")  # softplus(0.5), softplus(-0.2) and softplus(-0.7)
         0.6585
     """
-    x, grades, real = prepare_grades(scores, relevance, where)
-    weight = prepare_weight(weight, scores, where)
+    x, grades, real = check_grades(scores, relevance, where)
+    weight = check_weight(weight, scores, where)
     values, defined = mean_over_pairs(x / temperature, items_below(grades, real), real, weight, "logistic")
     return reduce_defined(values, defined, scores, reduction, return_stats, NEEDS, "relevance")
 
@@ -140,8 +140,8 @@ def lambda_rank_loss(
         >>> print(f"{lambda_rank_loss(scores, relevance):.4f}")
         0.4591
     """
-    x, grades, real = prepare_grades(scores, relevance, where, low=0)
-    weight = prepare_weight(weight, scores, where)
+    x, grades, real = check_grades(scores, relevance, where, low=0)
+    weight = check_weight(weight, scores, where)
     gains = scaled_gains(grades, gain)
     best = -ascending(-gains)[0]
     rank = torch.arange(1, x.shape[-1] + 1, dtype=gains.dtype, device=gains.device)

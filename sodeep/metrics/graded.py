@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sodeep._core.checks import check_choice, check_number, compiling, readable
-from sodeep._core.grades import check_gain, prepare_grades, scaled_gains
+from sodeep._core.grades import check_gain, check_grades, scaled_gains
 from sodeep._core.precision import wide_dtype, working_dtype
 from sodeep._core.sort import ascending
 from sodeep.groups import GroupIds
@@ -216,7 +216,7 @@ def _per_graded_list(
     chunk_size: int | None,
 ) -> Tensor:
     """Check, and apply `metric` to the scores, the gains and the mask of real items; 0 / 0 marks undefined lists."""
-    lists = prepare_grades(scores, relevance, where, low=0)
+    lists = check_grades(scores, relevance, where, low=0)
     wide = gains(lists.relevance.to(wide_dtype(scores)))
 
     def evaluate(scores: Tensor, gains: Tensor, real: Tensor) -> Tensor:

@@ -253,7 +253,7 @@ def test_negative_grades(loss):
     if loss in (softmax_loss, lambda_rank_loss):
         message = (
             "`relevance` must be at least 0, got a smallest value of -2. "
-            "Move the grades up, or mask such items out with where=."
+            "Mask such items out with where=, or shift all values up."
         )
         with pytest.raises(ValueError, match=exactly(message)):
             loss(scores, grades)

@@ -169,7 +169,7 @@ def test_a_gain_of_two_to_the_sixty():
 def test_bad_grades_and_weights():
     scores = torch.zeros(2, 3)
     message = (
-        "`{}` must be at least 0, got a smallest value of -2. Move the grades up, or mask such items out with where=."
+        "`{}` must be at least 0, got a smallest value of -2. Mask such items out with where=, or shift all values up."
     )
     grades = torch.tensor([[0, 1, -2], [0, 1, 2]])
     with pytest.raises(ValueError, match=exactly(message.format("relevance"))):

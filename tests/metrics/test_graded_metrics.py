@@ -277,7 +277,7 @@ def test_grades_out_of_range_are_refused():
     scores = torch.zeros(2, 3)
     message = (
         "`relevance` must be at least 0, got a smallest value of -2. "
-        "Move the grades up, or mask such items out with where=."
+        "Mask such items out with where=, or shift all values up."
     )
     grades = torch.tensor([[0, 1, -2], [0, 1, 2]])
     for metric in (ndcg, dcg, lambda s, r: expected_reciprocal_rank(s, r, 2)):
