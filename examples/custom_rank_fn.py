@@ -24,7 +24,7 @@ class TinySorter(torch.nn.Module):
 
 
 def main(steps=100):
-    """Fit TinySorter, then print the error and the optimization score of each rank function."""
+    """Fit TinySorter, then print the error and the optimisation score of each rank function."""
     torch.manual_seed(0)
     tiny = TinySorter()
     optimizer = torch.optim.Adam(tiny.parameters(), lr=0.1)
@@ -43,7 +43,7 @@ def main(steps=100):
     for name, rank_fn in rank_fns.items():
         loss = sodeep.spearman_loss(scores, target, rank_fn=rank_fn)
         error, score = sodeep.rank_error(rank_fn, scores), sodeep.optimization_score(rank_fn)[30]
-        print(f"{name:<30} error {error:.4f}   optimization score {score:.3f}   loss {loss:.4f}")
+        print(f"{name:<30} error {error:.4f}   optimisation score {score:.3f}   loss {loss:.4f}")
 
 
 if __name__ == "__main__":

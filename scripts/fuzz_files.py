@@ -41,7 +41,7 @@ import sodeep
 from sodeep import checkpoint, comparison, training
 from sodeep._core.sealed import seal
 from sodeep.datasets import captions, memorability, multi_label, retrieval, revisited
-from sodeep.datasets._folder import Layout
+from sodeep.datasets.layouts import Layout
 
 SECONDS = 5
 MEMORY = 200 * 2**20

@@ -8,7 +8,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import sodeep
 from sodeep.comparison.losses_by_name import LOSSES, PEERS, RANK_LOSSES, RANKS
 from sodeep.tasks import TASKS
 
@@ -38,5 +37,5 @@ def losses() -> dict[str, Any]:
 
 if __name__ == "__main__":
     for name, listed in (("layouts", layouts()), ("losses", losses())):
-        path = Path(sodeep.__file__).parent / "cli" / f"{name}.json"
+        path = Path(__file__).parents[1] / "sodeep" / "cli" / f"{name}.json"
         path.write_text(json.dumps(listed, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -493,7 +493,7 @@ def handcrafted(taus: Sequence[float] = TAUS) -> dict[str, RankFunction]:
 def comparable_rank(report: RankFunctionReport, handcrafted: Iterable[RankFunctionReport]) -> RankFunctionReport | None:
     """The handcrafted Laplace rank of the smallest error among those that optimise at least as well as a rank function.
 
-    A sharper handcrafted rank has a smaller error and a lower optimization score: this is its best sharpness for a fair
+    A sharper handcrafted rank has a smaller error and a lower optimisation score: this is its best sharpness for a fair
     comparison.
 
     Args:
@@ -501,7 +501,7 @@ def comparable_rank(report: RankFunctionReport, handcrafted: Iterable[RankFuncti
         handcrafted: reports of the ranks of `handcrafted`, from which it is chosen.
 
     Returns:
-        One of `handcrafted`; None if none has as high an optimization score.
+        One of `handcrafted`; None if none has as high an optimisation score.
     """
     step = min(report.optimization_score)
     candidates = [
@@ -516,7 +516,7 @@ def crossings(values: Sequence[float], level: float) -> list[float]:
     """Where the line through ``(0, values[0]), (1, values[1]), ...`` meets `level`, as fractional indices, rising.
 
     The settings of a rank function are points on a curve: this finds the setting between two measured ones at which,
-    say, its optimization score is that of another function.
+    say, its optimisation score is that of another function.
 
     Example:
         >>> crossings([0.9, 0.8, 0.6], 0.65)
@@ -554,7 +554,7 @@ def format_table(report: RankFunctionReport, others: Sequence[RankFunctionReport
         lines.append(_row(r.name, [*cells, f"{r.latency_ms:.1f}"]))
     lines += [
         "",
-        "score k: optimization score, the Spearman correlation of free scores with a target after k steps of Adam;",
+        "score k: optimisation score, the Spearman correlation of free scores with a target after k steps of Adam;",
         "cosine: of the gradient with that of the smoothed exact loss; inverted: neighbours in the wrong order;",
         "zero, not finite: entries of the gradient; ms: forward and backward of 256 lists",
     ]

@@ -77,7 +77,7 @@ class Seconds(click.ParamType):  # type: ignore[type-arg]  # generic only in new
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(sodeep.__version__, prog_name="sodeep")
 def main() -> None:
-    """Differentiable ranks: train, look at and convert sorters; compare losses."""
+    """Differentiable ranks: train, evaluate and convert sorters; compare losses."""
 
 
 class UserPath(click.Path):

@@ -114,7 +114,7 @@ def train_sorter(
 ) -> None:
     """Train a network to be the rank function.
 
-    With the defaults, a set sorter for lists of any length, in a few minutes on two CPU cores.
+    With the defaults, a set sorter for lists of any length, in a minute or two on a free CPU core.
     """
     if mixture is not None:
         if given["distributions"]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from sodeep._core.arrays import npz_names, read_npz
 from sodeep._core.checks import check_choice, user_path
-from sodeep.datasets._folder import Layout, StrPath
+from sodeep.datasets.layouts import Layout, StrPath
 from sodeep.datasets.types import Array
 
 FEATURES: Mapping[str, tuple[str, ...]] = {

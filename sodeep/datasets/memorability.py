@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from sodeep._core.checks import check_choice, user_path
-from sodeep.datasets._folder import FolderLayout, Layout, StrPath
 from sodeep.datasets.features import features_layout
+from sodeep.datasets.layouts import FolderLayout, Layout, StrPath
 from sodeep.datasets.tables import Table, alike, column_names, read_csv, read_text
 from sodeep.datasets.types import Array, MemorabilityData
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from sodeep._core.checks import check_choice
-from sodeep.datasets._folder import FolderLayout, Layout, StrPath, has_files, need_files, visible
 from sodeep.datasets.features import features_layout
+from sodeep.datasets.layouts import FolderLayout, Layout, StrPath, has_files, need_files, visible
 from sodeep.datasets.retrieval import small_images
 from sodeep.datasets.tables import read_text
 from sodeep.datasets.types import MultiLabelData

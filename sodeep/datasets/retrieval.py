@@ -13,7 +13,9 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from sodeep._core.checks import check_choice, user_path
-from sodeep.datasets._folder import (
+from sodeep.datasets.features import features_layout
+from sodeep.datasets.images import read_images
+from sodeep.datasets.layouts import (
     FolderLayout,
     Layout,
     StrPath,
@@ -24,8 +26,6 @@ from sodeep.datasets._folder import (
     npz_files,
     visible,
 )
-from sodeep.datasets.features import features_layout
-from sodeep.datasets.images import read_images
 from sodeep.datasets.types import Array, RetrievalData
 
 PIXELS = 64

@@ -129,7 +129,10 @@ class EmbeddingMemory(nn.Module):
         self._check_real()
         check_rows(embeddings, "embeddings")
         if embeddings.shape[1] != self.dim:
-            raise ValueError(f"`embeddings` must have shape (n, {self.dim}), got shape {tuple(embeddings.shape)}.")
+            raise ValueError(
+                f"`embeddings` must have shape (n, {self.dim}), with the `dim` of the memory, "
+                f"got shape {tuple(embeddings.shape)}."
+            )
 
     def update(self, embeddings: Tensor, labels: Any, ids: Any = None) -> None:
         """Add `embeddings` (n, dim) with `labels`, in order, in place of the oldest rows; of more than `size` the last.

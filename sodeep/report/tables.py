@@ -84,9 +84,13 @@ def find_differences(comparison: Comparison) -> list[str]:
     if not cells:
         return ["No run was finished."]
     best, base = next(loss for loss in comparison.ranked if loss in cells), summary.baseline
-    first = f"{best} has the best mean {metric}: {mean_text(cells[best])} over {seeds_text(cells[best].n)}."
-    if best == base:
-        first = f"The baseline {first}"
+    equal = [loss for loss, cell in cells.items() if cell.mean == cells[best].mean]
+    if len(equal) > 1:
+        first = f"{', '.join(equal)} share the best mean {metric}: {mean_text(cells[best])}."
+    else:
+        first = f"{best} has the best mean {metric}: {mean_text(cells[best])} over {seeds_text(cells[best].n)}."
+        if best == base:
+            first = f"The baseline {first}"
     findings = [first]
     compared = {loss: cell for loss, cell in cells.items() if cell.has_interval}
     groups: dict[str, list[str]] = {"better": [], "worse": [], "unclear": []}

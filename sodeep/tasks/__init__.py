@@ -19,7 +19,7 @@ the tasks with losses. A further task is a subclass of `Task` in a module of its
 
 from __future__ import annotations
 
-from sodeep.datasets._folder import Layout, read_data
+from sodeep.datasets.layouts import Layout, read_data
 from sodeep.datasets.types import Array, CrossModalData, MemorabilityData, MultiLabelData, RetrievalData
 from sodeep.tasks.base import BATCH_SIZE, Loss, Task, TaskMetrics
 from sodeep.tasks.cross_modal import CrossModal

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sodeep._core.checks import check_at_least, describe
-from sodeep.datasets._folder import Layout, read_data
+from sodeep.datasets.layouts import Layout, read_data
 from sodeep.datasets.splits import indices_of, with_train_fraction
 from sodeep.datasets.types import Array, Data, checksum
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from sodeep import metrics
-from sodeep.datasets._folder import Layout
 from sodeep.datasets.generated import topics
+from sodeep.datasets.layouts import Layout
 from sodeep.datasets.multi_label import MULTI_LABEL
 from sodeep.datasets.splits import given_split
 from sodeep.datasets.texts import TEXT_FEATURES, static_vectors

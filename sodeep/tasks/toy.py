@@ -12,8 +12,8 @@ from typing import ClassVar
 
 from torch import nn
 
-from sodeep.datasets._folder import Layout
 from sodeep.datasets.generated import two_classes
+from sodeep.datasets.layouts import Layout
 from sodeep.tasks.base import TaskMetrics
 from sodeep.tasks.encoders import FeatureNet
 from sodeep.tasks.multi_label import MultiLabel

@@ -617,7 +617,7 @@ MEMORY_ERRORS = {
     ),
     "width": (
         lambda: EmbeddingMemory(2, 2).update(torch.ones(1, 3), [0]),
-        "`embeddings` must have shape (n, 2), got shape (1, 3).",
+        "`embeddings` must have shape (n, 2), with the `dim` of the memory, got shape (1, 3).",
     ),
     "float labels": (
         lambda: EmbeddingMemory(2, 2).update(torch.ones(2, 2), [0.0, 1.0]),

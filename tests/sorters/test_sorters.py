@@ -22,7 +22,7 @@ from sodeep.training.config import TrainConfig
 
 LENGTH = 40  # the cnn takes lists of 37 and more
 RECURRENT = [name for name in SORTERS if name.startswith(("lstm", "gru"))]
-LENGTH_FREE = ["gru", "gru-sum", "set"]
+LENGTH_FREE = [name for name, sorter in SORTERS.items() if sorter.any_length({})]
 FIXED = [name for name in SORTERS if name not in LENGTH_FREE]
 SMALL = {
     "lstm": {"hidden": 8},
