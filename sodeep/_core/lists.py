@@ -90,8 +90,8 @@ def masked_mean(x: Tensor, where: Tensor | None, keepdim: bool = False) -> Tenso
     """Mean of `x` (..., n) over the real items of the last axis; 0 for a list without any."""
     if where is None:
         return x.mean(-1, keepdim=keepdim)
-    # masked_fill, not a product: a masked NaN must reach neither the value nor the gradient
-    return x.masked_fill(~where, 0).sum(-1, keepdim=keepdim) / where.sum(-1, keepdim=keepdim).clamp(min=1)
+    # where, not a product: a masked NaN must reach neither the value nor the gradient
+    return torch.where(where, x, 0.0).sum(-1, keepdim=keepdim) / where.sum(-1, keepdim=keepdim).clamp(min=1)
 
 
 def one_item_hint(scores: Tensor, other: str = "relevant") -> str:

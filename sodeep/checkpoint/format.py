@@ -323,6 +323,8 @@ def restore(path: Path, name: str, config: Mapping[str, Any], tensors: Mapping[s
             f"its network {describe(name)} is not one of {', '.join(SORTERS)}",
             "Update sodeep, or add the class that wrote it to SORTERS.",
         )
+    # the option was called so before 0.1.0
+    config = {"init" if option == "start" else option: value for option, value in config.items()}
     try:
         # On the meta device nothing is allocated and no random number drawn: a wrong config costs nothing.
         with torch.device("meta"):

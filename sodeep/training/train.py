@@ -229,6 +229,9 @@ def _read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _config_of(state: Mapping[str, Any]) -> ResolvedConfig:
+    unknown = sorted({*state["config"]} - {field.name for field in fields(TrainConfig)})
+    if unknown:
+        raise DamagedError(f"its config has {', '.join(unknown)}, which this version does not know")
     return TrainConfig(**state["config"]).resolve()
 
 

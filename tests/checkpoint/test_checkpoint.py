@@ -201,6 +201,17 @@ def test_loaded_sorter_can_be_fine_tuned(tmp_path: Path) -> None:
     assert any(not torch.equal(a, b) for a, b in zip(before, sorter.parameters(), strict=True))
 
 
+def test_a_file_with_the_older_name_of_an_option_loads(tmp_path: Path) -> None:
+    sorter = build_sorter("lstm", 5, hidden=8)
+    path = save_sorter(tmp_path / "lstm.safetensors", sorter)
+    tensors = safetensors.torch.load(path.read_bytes())
+    header = checkpoint.format.Header.parse(path, path.read_bytes(), path.stat().st_size).to_json()
+    header["config"]["start"] = header["config"].pop("init")
+    path.write_bytes(seal(tensors, "sodeep", header))
+    scores = torch.randn(3, 5)
+    torch.testing.assert_close(load_sorter(path)(scores), sorter.eval()(scores), rtol=0, atol=0)
+
+
 def test_shipped_sorters_load_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {name: save_sorter(tmp_path / f"{name}.safetensors", small_sorter(name)) for name in ("lstm", "set")}
     monkeypatch.setattr("sodeep.checkpoint.format._shipped", lambda: files)
