@@ -28,6 +28,7 @@ class Progress:
     Args:
         label: what is done.
         initial: fraction of the work that was done before.
+        estimate_from: fraction of the work after which the time left is estimated, for work that takes long to begin.
         stream: where to.
         clock: seconds, from any start.
 
@@ -41,10 +42,12 @@ class Progress:
         self,
         label: str,
         initial: float = 0.0,
+        estimate_from: float = 0.0,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.label, self.initial, self.clock = label, initial, clock
+        self.estimate_from = initial + estimate_from
         self.stream: TextIO | None = sys.stderr if stream is None else stream
         self.terminal = self.stream is not None and self.stream.isatty()  # None in programs without a console
         self.start = clock()
@@ -59,7 +62,7 @@ class Progress:
             return
         self.next = spent + (REDRAWN if self.terminal else min(max(spent, FIRST), RAREST))
         line = f"{self.label}: {min(fraction, 1):.0%}"
-        if fraction > self.initial:
+        if fraction > self.initial and fraction >= self.estimate_from:
             left = spent * max(1 - fraction, 0) / (fraction - self.initial)
             line += f", about {format_seconds(left)} left"
         self._write(line + (f"; {status()}" if status is not None else ""))

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 MOST_JOBS = 8
 """Processes by default: each reads its own copy of the data."""
 
+EARLY = 0.05
+"""Before so much of the work is done the start of the processes outweighs it, and the time left is not estimated."""
+
 
 class _Compare(click.Command):
     """Its help ends with the losses that each task takes and the layouts of data that it reads."""
@@ -283,7 +286,8 @@ class _Progress:
     def begin(self, plan: Plan) -> None:
         """Before the first training: the time of a step of each loss, and an estimate for the whole."""
         self.plan = plan
-        self.bar = Progress("training", clock=self.clock)  # the timing until now is not part of it
+        # the timing until now is not part of it
+        self.bar = Progress("training", estimate_from=EARLY, clock=self.clock)
         if plan.tests:
             _say(_costs(plan))
             self.bar.update(0, lambda: f"about {_duration(plan.seconds)} to go")

@@ -1304,7 +1304,7 @@ def test_the_line_on_a_terminal_is_cleared_and_the_cursor_left_alone(monkeypatch
         "",
         "training: 0%; about 4 min to go",
         "",
-        "training: 2%, about 0:43 left; 1 of 20 runs",
+        "training: 2%; 1 of 20 runs",
         "",
     ]
     assert "\033[?25" not in err.getvalue()

@@ -75,3 +75,12 @@ def test_a_stream_that_cannot_be_written_stops_nothing(monkeypatch, stream):
     progress.update(0.5)
     progress.close()
     assert progress.stream is None
+
+
+def test_the_time_left_is_not_estimated_from_the_first_of_a_slow_start():
+    stream, clock = io.StringIO(), Clock()
+    progress = Progress("training", estimate_from=0.05, stream=stream, clock=clock)
+    for now, fraction in ((30, 0.01), (60, 0.5)):
+        clock.now = now
+        progress.update(fraction)
+    assert stream.getvalue().splitlines() == ["training: 1%", "training: 50%, about 1:00 left"]
