@@ -47,7 +47,7 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.label, self.initial, self.clock = label, initial, clock
-        self.estimate_from = initial + estimate_from
+        self.estimate_from = estimate_from
         self.stream: TextIO | None = sys.stderr if stream is None else stream
         self.terminal = self.stream is not None and self.stream.isatty()  # None in programs without a console
         self.start = clock()
@@ -62,8 +62,9 @@ class Progress:
             return
         self.next = spent + (REDRAWN if self.terminal else min(max(spent, FIRST), RAREST))
         line = f"{self.label}: {min(fraction, 1):.0%}"
-        if fraction > self.initial and fraction >= self.estimate_from:
-            left = spent * max(1 - fraction, 0) / (fraction - self.initial)
+        done = fraction - self.initial
+        if done > 0 and done >= self.estimate_from:
+            left = spent * max(1 - fraction, 0) / done
             line += f", about {format_seconds(left)} left"
         self._write(line + (f"; {status()}" if status is not None else ""))
 

@@ -233,6 +233,14 @@ def test_the_baseline_may_win(tmp_path):
     ]
 
 
+def test_equal_means_share_the_first_place(tmp_path):
+    write_runs(tmp_path, losses={"multi-similarity": 0.5, "triplet": 0.5, "nt-xent": 0.4}, seeds=1, details=None)
+    assert tables.find_differences(read_comparison(tmp_path)) == [
+        "multi-similarity, triplet share the best mean mAP: 0.500.",
+        "With one seed in common there are no confidence intervals: any difference may be chance.",
+    ]
+
+
 def test_lower_may_be_better(tmp_path):
     """MAE is not the primary metric of any task, so it is made the only metric there is."""
     losses = {"mse": 0.5, "l1": 0.4, "spearman:laplace": 0.6}

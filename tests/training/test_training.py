@@ -597,6 +597,10 @@ FILTER = "sorter/stages.0.filter"
             DAMAGED.format("{}", "`lr` must be a positive number, got 'fast'"),
         ),
         (
+            lambda tensors, header: header["config"].update(gradient_share=header["config"].pop("gradient_fraction")),
+            DAMAGED.format("{}", "its config has gradient_share, which this version does not know"),
+        ),
+        (
             lambda tensors, header: header["history"][0].update(step=4),
             UNFIT.format("a history of other validations than those of its step"),
         ),
