@@ -15,11 +15,12 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+Array = NDArray[Any]
 _MOST_INFLATED = 128 * 2**20  # bytes that a compressed npz may become, and _MOST_RATIO times its size more
 _MOST_RATIO = 20
 
 
-def read_npy(path: Path) -> NDArray[Any]:
+def read_npy(path: Path) -> Array:
     """The array of numbers or strings in the npy file `path`.
 
     Raises:
@@ -42,7 +43,7 @@ def npz_names(path: Path) -> list[str]:
             raise _damaged(error) from None
 
 
-def read_npz(path: Path, names: Collection[str]) -> dict[str, NDArray[Any]]:
+def read_npz(path: Path, names: Collection[str]) -> dict[str, Array]:
     """The named arrays in the npz file `path`, those that are there.
 
     Raises:
@@ -74,7 +75,7 @@ def _damaged(error: Exception) -> ValueError:
     return ValueError(f"it is no npz file, or a damaged one ({text})")
 
 
-def _read_array(stream: IO[bytes], size: int) -> NDArray[Any]:
+def _read_array(stream: IO[bytes], size: int) -> Array:
     """The array of an npy stream of `size` bytes."""
     try:
         version = np.lib.format.read_magic(stream)

@@ -7,16 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
+from sodeep._core.arrays import Array as Array
 from sodeep._core.extras import needed
 
 with needed("matplotlib", "Drawing figures"):
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Array = NDArray[Any]
 
 Curve = Sequence[tuple[float, float]]
 """Points (step, value)."""

@@ -9,9 +9,8 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from sodeep._core.arrays import Array as Array
 
 
 @dataclass(frozen=True)
