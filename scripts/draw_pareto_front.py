@@ -41,12 +41,19 @@ from sodeep.evaluation import (
     crossings,
     rank_error,
     rank_gradient,
-    relative,
     scale_by_quartiles,
     smoothed_gradient,
 )
 from sodeep.generators import draw
-from sodeep.ranks import RankFunction, blackbox_rank, exact_rank, laplace_rank, sigmoid_rank, straight_through
+from sodeep.ranks import (
+    RankFunction,
+    blackbox_rank,
+    exact_rank,
+    laplace_rank,
+    sigmoid_rank,
+    straight_through,
+    with_width,
+)
 
 ORDINARY, MIXED = "ordinary", "multi-scale"
 SPREADS = (1, 2, 3.4, 6.8, 10, 20, 50, 100)
@@ -122,9 +129,9 @@ def blackbox(move: float) -> RankFunction:
 def rank_functions(files: Sequence[Path]) -> list[Point]:
     """Every function at every setting, smooth to sharp within a family; the sorters last."""
     smooth: dict[str, Callable[[float], RankFunction]] = {
-        "laplace": lambda k: relative(laplace_rank, 1 / k),
-        "sigmoid": lambda k: relative(sigmoid_rank, 1 / k),
-        "straight-through laplace": lambda k: straight_through(relative(laplace_rank, 1 / k)),
+        "laplace": lambda k: with_width(laplace_rank, 1 / k),
+        "sigmoid": lambda k: with_width(sigmoid_rank, 1 / k),
+        "straight-through laplace": lambda k: straight_through(with_width(laplace_rank, 1 / k)),
     }
     points = [Point(family, f"std/{k:g}", make(k)) for family, make in smooth.items() for k in SPREADS]
     points += [Point("blackbox", f"lam {move:g} n²", blackbox(move)) for move in MOVES]

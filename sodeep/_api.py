@@ -36,6 +36,7 @@ from sodeep.ranks import (
     laplace_rank as laplace_rank,
     sigmoid_rank as sigmoid_rank,
     straight_through as straight_through,
+    with_width as with_width,
 )
 from sodeep.samplers import BalancedBatchSampler as BalancedBatchSampler
 from sodeep.sorters import SORTERS as SORTERS, build_sorter as build_sorter

@@ -24,7 +24,7 @@ from torch import Tensor
 from sodeep._core.checks import check_at_least, check_finite, check_positive, check_scores
 from sodeep.generators import DISTRIBUTIONS, SODEEP2019, draw
 from sodeep.metrics import spearman_corr
-from sodeep.ranks import RankFunction, apply_rank_fn, exact_rank, laplace_rank, sigmoid_rank
+from sodeep.ranks import RankFunction, apply_rank_fn, exact_rank, laplace_rank, sigmoid_rank, with_width
 
 LENGTHS = (10, 30, 100, 300, 1000, 10000)
 
@@ -33,22 +33,6 @@ MULTI_SCALE = ("heavy-tailed", "clusters", "bimodal")
 
 TAUS = (0.5, 1 / 3.4, 1 / 6.8, 1 / 10, 1 / 20, 1 / 50)
 """Sharpness of the handcrafted ranks, in standard deviations of the list, from smooth to sharp."""
-
-
-def relative(rank_fn: Callable[..., Tensor], tau: float) -> RankFunction:
-    """`sigmoid_rank` or `laplace_rank` with a `tau` given in standard deviations of each list.
-
-    Example:
-        >>> half = relative(laplace_rank, 0.5)
-        >>> torch.allclose(half(torch.tensor([1.0, 2.0, 4.0])), half(torch.tensor([10.0, 20.0, 40.0])))
-        True
-    """
-    return partial(_relative, rank_fn, tau)
-
-
-def _relative(rank_fn: Callable[..., Tensor], tau: float, scores: Tensor) -> Tensor:
-    spread = scores.detach().std(-1, correction=0, keepdim=True)
-    return rank_fn(scores, tau=tau * spread.where(spread > 0, 1.0))
 
 
 def rank_error(rank_fn: RankFunction, scores: Tensor) -> float:
@@ -184,7 +168,7 @@ def scale_by_quartiles(scores: Tensor) -> Tensor:
 
     Example:
         >>> init = scale_by_quartiles(draw({"heavy-tailed": 1}, 48, 100, torch.Generator().manual_seed(1)))
-        >>> smooth, sharp = (optimization_score(relative(laplace_rank, t), init=init)[30] for t in (1 / 5, 1 / 50))
+        >>> smooth, sharp = (optimization_score(with_width(laplace_rank, t), init=init)[30] for t in (1 / 5, 1 / 50))
         >>> smooth > sharp
         True
     """
@@ -404,7 +388,7 @@ def evaluate_all(
         on_progress: called now and then with the fraction of all the work that is done.
 
     Example:
-        >>> functions = {"laplace": laplace_rank, "sharp": relative(laplace_rank, 0.05)}
+        >>> functions = {"laplace": laplace_rank, "sharp": with_width(laplace_rank, 0.05)}
         >>> [result.name for result in evaluate_all(functions, lengths=[10], n=10, lists=4)]
         ['laplace', 'sharp']
     """
@@ -487,7 +471,9 @@ def seconds_for_key_figures(rank_fn: RankFunction, n: int = 100) -> float:
 def handcrafted(taus: Sequence[float] = TAUS) -> dict[str, RankFunction]:
     """Handcrafted rank functions to compare with: sigmoid and Laplace at each sharpness, smooth to sharp."""
     functions: dict[str, Callable[..., Tensor]] = {"sigmoid": sigmoid_rank, "laplace": laplace_rank}
-    return {f"{name} std/{1 / tau:g}": relative(function, tau) for name, function in functions.items() for tau in taus}
+    return {
+        f"{name} std/{1 / tau:g}": with_width(function, tau) for name, function in functions.items() for tau in taus
+    }
 
 
 def comparable_rank(report: RankFunctionReport, handcrafted: Iterable[RankFunctionReport]) -> RankFunctionReport | None:

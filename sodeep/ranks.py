@@ -22,6 +22,8 @@ The rank functions, all in O(n) memory a list:
 * `laplace_rank`: sums of pairwise Laplace cdfs, with their gradient, in O(n log n).
 * `blackbox_rank`: exact, with an interpolated gradient, in O(n log n).
 * `straight_through`: exact, with the gradient of another rank function, in the time of both.
+
+`with_width` gives any of them, and a sorter that has a width, another sharpness, in standard deviations of each list.
 """
 
 from __future__ import annotations
@@ -128,10 +130,7 @@ def sigmoid_rank(scores: Tensor, tau: float | Tensor | None = None, where: Tenso
         >>> sigmoid_rank(torch.tensor([0.2, 0.9, 0.5]), tau=0.01)
         tensor([3., 1., 2.])
     """
-    check_scores(scores)
-    where = check_where(where, scores)
-    x = scores.to(working_dtype(scores))
-    return soft_rank(Sigmoid, x, measure(x, tau, where), where)
+    return _sigmoid_rank(scores, where, tau)
 
 
 @full_precision
@@ -168,11 +167,7 @@ def laplace_rank(scores: Tensor, tau: float | Tensor | None = None, where: Tenso
         >>> laplace_rank(torch.tensor([0.2, 0.9, 0.5]), tau=0.01)
         tensor([3., 1., 2.])
     """
-    check_scores(scores)
-    where = check_where(where, scores)
-    x = scores.to(working_dtype(scores))
-    width = measure(x, tau, where)
-    return soft_rank(NarrowLaplace if width.narrow else Laplace, x, width, where)
+    return _laplace_rank(scores, where, tau)
 
 
 @full_precision
@@ -209,17 +204,7 @@ def blackbox_rank(scores: Tensor, lam: float | None = None, where: Tensor | None
         >>> scores.grad
         tensor([-2.,  1.,  1.])
     """
-    check_scores(scores)
-    where = check_where(where, scores)
-    check_finite(scores, where)
-    if lam is not None:
-        lam = check_positive(lam, "lam")
-    x = scores.to(working_dtype(scores))
-    if traces_no_gradient(x):
-        return _average_rank(x, where)
-    function = _BlackboxRankForward if in_forward_mode() else _BlackboxRank
-    ranks: Tensor = function.apply(x, where, lam)  # type: ignore
-    return ranks
+    return _blackbox_rank(scores, where, lam)
 
 
 class StraightThrough(nn.Module):
@@ -263,6 +248,77 @@ def straight_through(rank_fn: RankFunction) -> StraightThrough:
         tensor([4.0000, 1.5000, 3.0000, 1.5000])
     """
     return StraightThrough(rank_fn)
+
+
+class WithWidth:
+    """A handcrafted rank function at a width that follows the spread of each list: see `with_width`."""
+
+    def __init__(self, rank_fn: RankFunction, width: float) -> None:
+        self.rank_fn, self.width = rank_fn, width
+        self.__name__ = f"with_width({rank_fn.__name__}, {width:g})"  # type: ignore[attr-defined]
+        self._rank = _AT_WIDTH[rank_fn]
+
+    @full_precision
+    def __call__(self, scores: Tensor, where: Tensor | None = None) -> Tensor:
+        """Ranks of `scores` (..., n)."""
+        return self._rank(scores, where, width=self.width)
+
+    def __repr__(self) -> str:
+        return self.__name__
+
+
+def with_width(rank_fn: RankFunction, width: float) -> RankFunction:
+    """The same rank function at another width, in standard deviations of each list.
+
+    A wide comparison is smooth: its gradient reaches far, and its ranks are less accurate. A narrow one is sharp. In
+    standard deviations, the width means the same for every rank function and for scores of any scale, so that one range
+    of widths, .05 to 2 say, serves to tune them all:
+
+    ==============================  ============================================================================
+    ``laplace_rank, sigmoid_rank``  tau is `width` standard deviations (None is 1 / 6.8 of one)
+    ``blackbox_rank``               lam moves the scores by `width` of them, in the root mean square over the list
+                                    (None is `BLACKBOX_STEP` of one)
+    ``straight_through(f)``         ``straight_through(with_width(f, width))``
+    a sorter with a width           ``sorter.with_width(width)``, which changes its gradient alone
+    ==============================  ============================================================================
+
+    Args:
+        rank_fn: one of the above.
+        width: positive, in standard deviations of the list's real items. No gradient flows through them; a list of
+            equal scores has equal ranks at any width.
+
+    Returns:
+        A rank function that takes `where`, and can be pickled if `rank_fn` can. A width that `rank_fn` has from
+        an earlier call is replaced.
+
+    Raises:
+        TypeError: `rank_fn` cannot be called.
+        ValueError: `rank_fn` has no width, or `width` is not a positive number.
+
+    Example:
+        >>> scores = torch.tensor([0.2, 0.9, 0.5])
+        >>> with_width(laplace_rank, 0.01)(scores)
+        tensor([3., 1., 2.])
+        >>> with_width(laplace_rank, 1.0)(scores)
+        tensor([2.7808, 1.1674, 2.0517])
+        >>> with_width(straight_through(laplace_rank), 1.0)
+        straight_through(with_width(laplace_rank, 1))
+    """
+    width = check_positive(width, "width")
+    check_rank_fn(rank_fn)
+    if isinstance(rank_fn, WithWidth):
+        return WithWidth(rank_fn.rank_fn, width)
+    if isinstance(rank_fn, StraightThrough):
+        return straight_through(with_width(rank_fn.rank_fn, width))
+    own: Callable[[float], RankFunction] | None = getattr(rank_fn, "with_width", None)
+    if own is not None:
+        return own(width)
+    if not any(rank_fn is known for known in _AT_WIDTH):  # by identity: it may have no hash
+        raise ValueError(
+            f"`rank_fn` must have a width, got {describe(rank_fn)}. These have one: "
+            f"{', '.join(known.__name__ for known in _AT_WIDTH)}, the set sorter, and straight_through of any of them."
+        )
+    return WithWidth(rank_fn, width)
 
 
 def apply_rank_fn(rank_fn: RankFunction, scores: Tensor, where: Tensor | None = None) -> Tensor:
@@ -374,6 +430,50 @@ def _takes_where(rank_fn: Callable[..., Any]) -> bool:
         return False
 
 
+def _sigmoid_rank(
+    scores: Tensor, where: Tensor | None, tau: float | Tensor | None = None, width: float = 1 / SPREAD_PER_TAU
+) -> Tensor:
+    """`sigmoid_rank`; without tau, at a `width` in standard deviations. The next two likewise."""
+    check_scores(scores)
+    where = check_where(where, scores)
+    x = scores.to(working_dtype(scores))
+    return soft_rank(Sigmoid, x, measure(x, tau, where, width), where)
+
+
+def _laplace_rank(
+    scores: Tensor, where: Tensor | None, tau: float | Tensor | None = None, width: float = 1 / SPREAD_PER_TAU
+) -> Tensor:
+    check_scores(scores)
+    where = check_where(where, scores)
+    x = scores.to(working_dtype(scores))
+    measured = measure(x, tau, where, width)
+    return soft_rank(NarrowLaplace if measured.narrow else Laplace, x, measured, where)
+
+
+def _blackbox_rank(
+    scores: Tensor, where: Tensor | None, lam: float | None = None, width: float = BLACKBOX_STEP
+) -> Tensor:
+    check_scores(scores)
+    where = check_where(where, scores)
+    check_finite(scores, where)
+    if lam is not None:
+        lam = check_positive(lam, "lam")
+    x = scores.to(working_dtype(scores))
+    if traces_no_gradient(x):
+        return _average_rank(x, where)
+    function = _BlackboxRankForward if in_forward_mode() else _BlackboxRank
+    ranks: Tensor = function.apply(x, where, lam, width)  # type: ignore
+    return ranks
+
+
+_AT_WIDTH: dict[Any, Callable[..., Tensor]] = {
+    laplace_rank: _laplace_rank,
+    sigmoid_rank: _sigmoid_rank,
+    blackbox_rank: _blackbox_rank,
+}
+"""The handcrafted rank functions, each in the form that takes a width."""
+
+
 def _average_rank(x: Tensor, where: Tensor | None) -> Tensor:
     """Exact descending ranks of `x` (..., n) with ties averaged; 0 at masked items."""
     n = x.shape[-1]
@@ -401,12 +501,12 @@ class _BlackboxRank(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, where: Tensor | None, lam: float | None) -> Tensor:
+    def forward(x: Tensor, where: Tensor | None, lam: float | None, width: float) -> Tensor:
         return _average_rank(x, where)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, where, ctx.lam = inputs
+        x, where, ctx.lam, ctx.width = inputs
         ctx.save_for_backward(x, where, output)
 
     @staticmethod
@@ -418,10 +518,10 @@ class _BlackboxRank(Function):
         if lam is None:
             count = x.shape[-1] if where is None else where.sum(-1, keepdim=True, dtype=torch.float64).clamp(min=1)
             size = torch.linalg.vector_norm(g, dim=-1, keepdim=True, dtype=torch.float64)
-            deviation = SPREAD_PER_TAU * measure(x, None, where).tau
-            lam = BLACKBOX_STEP * deviation * count**0.5 / size.masked_fill(size == 0, 1)  # without g nothing moves
+            step = measure(x, None, where, ctx.width).tau
+            lam = step * count**0.5 / size.masked_fill(size == 0, 1)  # without g nothing moves
         moved = _average_rank((x + lam * g).to(x.dtype), where)
-        return ((moved - ranks) / lam).to(x.dtype), None, None
+        return ((moved - ranks) / lam).to(x.dtype), None, None, None
 
 
 class _BlackboxRankForward(_BlackboxRank):

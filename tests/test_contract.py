@@ -1057,6 +1057,7 @@ RANK_FUNCTIONS = {
     "laplace_rank": laplace_rank,
     "blackbox_rank": sodeep.blackbox_rank,
     "straight_through": sodeep.straight_through(laplace_rank),
+    "with_width": sodeep.with_width(laplace_rank, 0.5),
     "set": sodeep.build_sorter("set", frequencies=[4]).double().freeze(),
 }
 

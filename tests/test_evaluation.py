@@ -10,7 +10,8 @@ import torch
 
 import sodeep
 from sodeep import evaluation
-from sodeep.evaluation import gradient_agreement, gradient_health, inversions, optimization_score, rank_error, relative
+from sodeep.evaluation import gradient_agreement, gradient_health, inversions, optimization_score, rank_error
+from sodeep.ranks import with_width
 
 
 def test_rank_error_against_a_loop(generator):
@@ -79,7 +80,7 @@ def test_health():
 
 
 def test_optimization_score_orders_rank_functions_and_repeats():
-    smooth, sharp = (optimization_score(relative(sodeep.laplace_rank, tau), lists=8)[30] for tau in (0.3, 0.01))
+    smooth, sharp = (optimization_score(with_width(sodeep.laplace_rank, tau), lists=8)[30] for tau in (0.3, 0.01))
     assert smooth > sharp
     assert optimization_score(sodeep.laplace_rank, lists=8) == optimization_score(sodeep.laplace_rank, lists=8)
     assert optimization_score(sodeep.laplace_rank, lists=8, steps=(1, 2)).keys() == {1, 2}
@@ -97,7 +98,7 @@ def test_optimization_starts_from_the_initial_scores(generator):
 def test_optimization_score_from_other_lists_orders_rank_functions():
     for name in evaluation.MULTI_SCALE:
         init = evaluation.scale_by_quartiles(sodeep.generators.draw({name: 1}, 8, 50, torch.Generator().manual_seed(1)))
-        smooth, sharp = (optimization_score(relative(sodeep.laplace_rank, 1 / k), init=init)[30] for k in (3, 100))
+        smooth, sharp = (optimization_score(with_width(sodeep.laplace_rank, 1 / k), init=init)[30] for k in (3, 100))
         assert 0 < sharp < smooth - 0.05, name
 
 
@@ -131,11 +132,6 @@ def test_crossings():
     assert evaluation.crossings([0.5], 0.5) == []
 
 
-def test_relative_handles_constant_lists():
-    ranks = relative(sodeep.sigmoid_rank, 0.1)(torch.full((5,), 3.0))
-    torch.testing.assert_close(ranks, torch.full((5,), 3.0))
-
-
 def test_all_are_measured_on_the_same_lists_and_report_progress(monkeypatch):
     monkeypatch.setattr(evaluation, "LONGEST_QUADRATIC", 10)
     fractions = []
@@ -152,8 +148,8 @@ def test_evaluate_and_report():
         evaluation.evaluate(fn, name, lengths=(10, 30), n=30, lists=8, distributions=("normal", "clusters"))
         for name, fn in {
             "mine": sodeep.laplace_rank,
-            "laplace std/2": relative(sodeep.laplace_rank, 0.5),
-            "laplace std/50": relative(sodeep.laplace_rank, 1 / 50),
+            "laplace std/2": with_width(sodeep.laplace_rank, 0.5),
+            "laplace std/50": with_width(sodeep.laplace_rank, 1 / 50),
         }.items()
     )
     assert report.errors.keys() == {10, 30}

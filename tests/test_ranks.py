@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sodeep import ranks, spearman_loss
 from sodeep._core import soft_ranks
+from sodeep._core.checks import describe
 from sodeep.ranks import (
     apply_rank_fn,
     blackbox_rank,
@@ -26,11 +27,13 @@ from sodeep.ranks import (
     laplace_rank,
     sigmoid_rank,
     straight_through,
+    with_width,
 )
 
 SOFT = [sigmoid_rank, laplace_rank]
 STRAIGHT = straight_through(laplace_rank)
-DIFFERENTIABLE = [sigmoid_rank, laplace_rank, blackbox_rank, STRAIGHT]
+SHARP = with_width(laplace_rank, 0.1)
+DIFFERENTIABLE = [sigmoid_rank, laplace_rank, blackbox_rank, STRAIGHT, SHARP]
 ALL = [exact_rank, *DIFFERENTIABLE]
 COMPARATOR = {
     sigmoid_rank: torch.sigmoid,
@@ -255,7 +258,7 @@ def test_input_may_be_strided_and_is_left_alone(rank_fn):
 def test_ties_share_their_rank_and_constants_the_middle(rank_fn):
     scores = torch.tensor([[0.3, 0.1, 0.3, 0.2, 0.3]], dtype=torch.float64)
     result = rank_fn(scores)[0]
-    assert result[0] == result[2] == result[4]
+    assert_close(result[[2, 4]], result[[0, 0]], rtol=1e-14, atol=0)
     for n in (1, 2, 3, 6, 1001):
         for value in (0.4, 0.1, -1e30, 1e-300, 0.0):
             constant = torch.full((2, n), value, dtype=torch.float64)
@@ -351,6 +354,72 @@ def test_straight_through_is_exact_forward_and_soft_backward():
         assert_close(got, want, rtol=0, atol=0)
     assert repr(STRAIGHT) == STRAIGHT.__name__ == "straight_through(laplace_rank)"
     assert_close(pickle.loads(pickle.dumps(STRAIGHT))(scores), STRAIGHT(scores))
+
+
+def test_a_width_is_tau_in_standard_deviations():
+    scores, weights, where = 3 + 7 * draw(4, 30), draw(4, 30, seed=1), draw_mask(4, 30)
+    tau = torch.stack([0.3 * scores[i][where[i]].std(correction=0) for i in range(4)]).unsqueeze(-1)
+    for rank_fn in SOFT:
+        wide = with_width(rank_fn, 0.3)
+        assert_close(wide(scores, where=where), rank_fn(scores, tau=tau, where=where))
+        got = gradient(wide, scores, weights, where=where)
+        assert_close(got, gradient(rank_fn, scores, weights, tau=tau, where=where))  # so none flows through tau
+        assert_close(with_width(rank_fn, 1 / 6.8)(scores), rank_fn(scores))
+
+
+def test_a_width_of_blackbox_is_the_length_of_its_move():
+    scores, weights = draw(4, 20), draw(4, 20, seed=1)
+    lam = 0.7 * deviation(scores) / weights.square().mean(-1, keepdim=True).sqrt()
+    want = (exact_rank(scores + lam * weights) - exact_rank(scores)) / lam
+    assert_close(gradient(with_width(blackbox_rank, 0.7), scores, weights), want)
+    default = with_width(blackbox_rank, ranks.BLACKBOX_STEP)
+    assert_close(gradient(default, scores, weights), gradient(blackbox_rank, scores, weights), rtol=0, atol=0)
+
+
+def test_a_width_goes_into_straight_through():
+    scores, weights = draw(3, 20), draw(3, 20, seed=1)
+    wide = with_width(STRAIGHT, 2)
+    assert_close(wide(scores), exact_rank(scores), rtol=0, atol=0)
+    assert_close(gradient(wide, scores, weights), gradient(with_width(laplace_rank, 2), scores, weights))
+    assert_close(gradient(STRAIGHT, scores, weights), gradient(laplace_rank, scores, weights))  # as it was
+
+
+def test_a_width_replaces_an_earlier_one_and_has_a_name():
+    again = with_width(with_width(laplace_rank, 2), 0.25)
+    assert repr(again) == again.__name__ == "with_width(laplace_rank, 0.25)"
+    assert repr(with_width(straight_through(again), 3)) == "straight_through(with_width(laplace_rank, 3))"
+    scores = draw(3, 20)
+    assert_close(again(scores), with_width(laplace_rank, 0.25)(scores), rtol=0, atol=0)
+    assert_close(pickle.loads(pickle.dumps(again))(scores), again(scores), rtol=0, atol=0)
+
+
+def test_a_rank_function_may_bring_its_own_width():
+    class Own(nn.Module):
+        def forward(self, scores):
+            return exact_rank(scores)
+
+        def with_width(self, width):
+            return functools.partial(laplace_rank, tau=width)
+
+    assert with_width(Own(), 3).keywords == {"tau": 3.0}
+
+
+@pytest.mark.parametrize("rank_fn", [exact_rank, functools.partial(laplace_rank, tau=1.0), nn.Identity()], ids=repr)
+def test_a_rank_function_without_a_width_is_refused(rank_fn):
+    for function in (rank_fn, straight_through(rank_fn)):
+        message = (
+            f"`rank_fn` must have a width, got {describe(rank_fn)}. These have one: laplace_rank, sigmoid_rank, "
+            "blackbox_rank, the set sorter, and straight_through of any of them."
+        )
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+            with_width(function, 1.0)
+
+
+@pytest.mark.parametrize("width", [0, -1.0, math.nan, math.inf, "wide", True, torch.ones(2)])
+def test_a_width_must_be_positive(width):
+    message = f"`width` must be a positive number, got {describe(width)}."
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        with_width(laplace_rank, width)
 
 
 # masks

@@ -38,8 +38,13 @@ _WIDEST = 1300.0
 """exp(±650), and the sum of ten million of them, lie inside the range of float64."""
 
 
-def measure(x: Tensor, tau: float | Tensor | None, where: Tensor | None) -> Width:
-    """The width of each list. One number is read, the widest list in tau: it shows NaN and infinity as well."""
+def measure(
+    x: Tensor, tau: float | Tensor | None, where: Tensor | None, deviations: float = 1 / SPREAD_PER_TAU
+) -> Width:
+    """The width of each list, `deviations` of its standard deviations where tau is None.
+
+    One number is read, the widest list in tau: it shows NaN and infinity as well.
+    """
     x = x.detach()
     low, high = x, x
     count: Any = x.shape[-1]
@@ -56,7 +61,7 @@ def measure(x: Tensor, tau: float | Tensor | None, where: Tensor | None) -> Widt
         mean = wide.sum(-1, keepdim=True).div_(count)
         # over the span: no square leaves the range of float64
         deviation = clear((wide - mean).div_(span), where)
-        width = torch.linalg.vector_norm(deviation, dim=-1, keepdim=True).mul_(span).div_(count**0.5 * SPREAD_PER_TAU)
+        width = torch.linalg.vector_norm(deviation, dim=-1, keepdim=True).mul_(span).mul_(deviations).div_(count**0.5)
         width.masked_fill_(span == 0, 1)  # equal scores are equal at any width
     elif isinstance(tau, Tensor):
         width = check_tau(tau, x).double()
