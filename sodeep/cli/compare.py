@@ -69,7 +69,38 @@ class _Compare(click.Command):
 @click.option(
     "--out", type=UserPath(path_type=Path, file_okay=False), help="Folder of the comparison.  [default: runs/TASK]"
 )
-@click.option("--epochs", type=click.IntRange(1), help="Epochs.  [default: those of the task]")
+@click.option(
+    "--trials",
+    type=click.IntRange(1),
+    default=4,
+    show_default=True,
+    help="Settings tried for every loss: the defaults of its ranges, and more points in them.",
+)
+@click.option(
+    "--search-seeds",
+    type=click.IntRange(1),
+    help="How many of the seeds choose the settings, for all of them.  [default: each for itself]",
+)
+@click.option(
+    "--max-steps",
+    type=click.IntRange(1),
+    help="Steps after which a training ends though validation still rises.  [default: those of the task]",
+)
+@click.option(
+    "--patience",
+    type=click.IntRange(0),
+    default=8,
+    show_default=True,
+    help="Validations without a gain after which a training is lowered in its learning rate, then ended. 0: all train "
+    "for --max-steps.",
+)
+@click.option(
+    "--validate-every", type=click.IntRange(1), help="Steps between validations.  [default: those of the task]"
+)
+@click.option(
+    "--init", type=UserPath(path_type=Path, dir_okay=False), help="File of the weights that the encoder starts from."
+)
+@click.option("--save-encoders", is_flag=True, help="Keep the tested encoders, in the folder encoders in --out.")
 @click.option("--batch-size", type=click.IntRange(4), default=100, show_default=True, help="Items per step.")
 @click.option(
     "--train-fraction",
@@ -117,7 +148,13 @@ def compare(
     seeds: int | None,
     data: Path | None,
     out: Path | None,
-    epochs: int | None,
+    trials: int,
+    search_seeds: int | None,
+    max_steps: int | None,
+    patience: int,
+    validate_every: int | None,
+    init: Path | None,
+    save_encoders: bool,
     batch_size: int,
     train_fraction: float,
     semantic: str | None,
@@ -132,12 +169,14 @@ def compare(
 ) -> None:
     """Compare losses on TASK: retrieval, cross-modal, memorability, multi-label or toy.
 
-    Every loss gets the same features, batches and steps, and four settings, of which the best on the validation split
-    is tested: a learning rate and one hyper-parameter of its own. Finished runs are kept in the folder --out: started
-    again, the command goes on with what is missing, and more losses and seeds may be added.
+    Every loss gets the same features and batches, and as many settings: learning rate, its own parameters, the width
+    of a rank function. Each is trained until the validation metric is flat, and the best on the validation split is
+    tested. Finished runs are kept in the folder --out: started again, the command goes on with what is missing, and
+    more losses, seeds and trials may be added.
 
     NAME is one of the losses listed below, those with peer: if their package is installed; my_module:MyLoss, your own;
-    or A+B, a sum whose weight is tuned. spearman:RANK adds 0.1 x L1 of the values.
+    A+B, a sum whose weight is searched; A,B, first A, then B from the encoder that A trained; or without training:
+    untrained, raw (retrieval), ridge (memorability, multi-label, toy).
 
     Your own loss is called like the others of the task, as loss(scores, relevant) or for memorability loss(scores,
     target); in retrieval as loss(embeddings, labels) if its first argument is named embeddings, as in
@@ -168,7 +207,13 @@ def compare(
             out=out,
             data=data,
             seeds=seeds or (5 if data else 10),
-            epochs=epochs,
+            trials=trials,
+            search_seeds=search_seeds,
+            max_steps=max_steps,
+            patience=patience or None,
+            validate_every=validate_every,
+            init=init,
+            save_encoders=save_encoders,
             batch_size=batch_size,
             train_fraction=train_fraction,
             semantic=semantic,

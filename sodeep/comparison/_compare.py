@@ -1,26 +1,27 @@
 """Compare losses: the same task, features, batches, steps and tuning budget for each, over several seeds.
 
-For every seed and loss the four settings of the loss's grid (`sodeep.comparison.losses_by_name`) are trained; the one
-that is best on the validation split is tested, once, on the test split. A seed fixes the split (where the data have
-none), the initialisation, the batches and the dropout, the same for all losses, so that differences to a baseline are
-paired.
+For every seed and loss as many settings are tried, from the ranges of the loss (`sodeep.comparison.losses_by_name`,
+`sodeep._core.search`): each is trained until the validation metric is flat, and of the best the weights of its best
+validation are tested, once, on the test split. A seed fixes the split (where the data have none), the initialisation,
+the batches and the dropout, the same for all losses, so that differences to a baseline are paired.
 
 A `Run` is one training, or the test of the best of them. Runs are kept in a folder:
 
 * ``comparison.json``: task, data, losses and versions, with checksums of data and sorters, so that runs on others are
   refused.
 * ``runs.jsonl``: one run a line (`Run.to_json`), appended when it is done. A line that was cut off is not read.
+* ``encoders/*.safetensors``: the tested encoders, if asked for.
 * ``details/*.npz``: arrays for figures of the tested runs; `Run.details` names the file, relative to the folder.
 
 Started again on the same folder, a comparison does the missing runs only: those not begun, those that failed for
-reasons outside their loss, and those in damaged lines of ``runs.jsonl`` (these go to ``damaged.jsonl``). If the grid
-of a loss has changed, its new settings are trained, and the best is tested if it is one of them. One process at a time
-writes to a folder.
+reasons outside their loss, and those in damaged lines of ``runs.jsonl`` (these go to ``damaged.jsonl``). With more
+trials the further settings are trained, and the best is tested if it is one of them. One process at a time writes to a
+folder.
 
 >>> import tempfile
 >>> from sodeep.comparison import compare, summarise
 >>> with tempfile.TemporaryDirectory() as folder:
-...     runs = compare("memorability", ["mse", "spearman:laplace"], out=folder, seeds=2, epochs=1)
+...     runs = compare("memorability", ["mse", "spearman:laplace"], out=folder, seeds=2, max_steps=30)
 ...     summary = summarise(runs)
 >>> summary.losses, summary.baseline, summary.cells["mse", "Spearman"].n
 (['mse', 'spearman:laplace'], 'mse', 2)
@@ -33,6 +34,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +43,12 @@ from torch import nn
 
 from sodeep._core.checks import check_at_least, check_choice, check_computes, user_path
 from sodeep._core.files import sole_writer, sweep, write_atomic
+from sodeep._core.search import default_settings, trial_settings
 from sodeep._version import __version__
-from sodeep.comparison.losses_by_name import CALL_SIGNATURES, LossSpec, default_losses, loss_by_name
+from sodeep.comparison.losses_by_name import CALL_SIGNATURES, LossSpec, default_losses, loss_by_name, stages_of
 from sodeep.comparison.runs import Run
 from sodeep.comparison.schedule import Plan, Schedule
-from sodeep.comparison.train import Job, load_task
+from sodeep.comparison.train import Job, Length, load_encoder, load_task
 from sodeep.sorters.base import Sorter
 from sodeep.tasks import TASKS, Task
 from sodeep.tasks.base import BATCH_SIZE
@@ -58,7 +61,13 @@ def compare(
     out: str | os.PathLike[str],
     data: str | os.PathLike[str] | None = None,
     seeds: int | Sequence[int] = 3,
-    epochs: int | None = None,
+    trials: int = 4,
+    search_seeds: int | None = None,
+    max_steps: int | None = None,
+    patience: int | None = 8,
+    validate_every: int | None = None,
+    init: str | os.PathLike[str] | None = None,
+    save_encoders: bool = False,
     batch_size: int = BATCH_SIZE,
     train_fraction: float = 1.0,
     semantic: str | None = None,
@@ -81,7 +90,17 @@ def compare(
             be added.
         data: path of the data, in a layout that the task reads. None: its small embedded set.
         seeds: how many, from 0; or which.
-        epochs: for every loss. None: those of the task.
+        trials: settings tried for every loss: the default of each of its ranges, and more points in them.
+        search_seeds: how many of the seeds, the first ones, choose the settings, by their mean validation; with these,
+            each loss is trained once for every further seed. None: every seed chooses for itself.
+        max_steps: after which a training ends though its validation metric still rises, which the report says. None:
+            that of the task.
+        patience: validations without a gain of 0.001 after which a training goes on from its best weights with a tenth
+            of the learning rate, and at the second time ends. None: every training takes `max_steps`, and its learning
+            rate falls along a cosine to zero.
+        validate_every: steps between two validations. None: that of the task.
+        init: .safetensors file of the weights that the encoder starts from, as `save_encoders` keeps them.
+        save_encoders: keep the tested encoder of every loss and seed in the folder, encoders/LOSS-SEED-*.safetensors.
         batch_size: items per step, for every loss.
         train_fraction: how much of the training split is trained on, above 0, up to 1; drawn with the seed, a smaller
             fraction is part of a larger one. Fewer steps, as an epoch is shorter.
@@ -100,8 +119,9 @@ def compare(
             a few steps of each loss are timed, which leaves the results as they are.
 
     Returns:
-        All runs of these losses and seeds, those found in the folder included: four of the stage "tuning" for each
-        loss and seed, and one of the stage "test". A loss that turns NaN, or raises an error, is recorded as failed
+        All runs of these losses and seeds, those found in the folder included: for each loss and seed `trials` of the
+        stage "tuning" (fewer where settings have few values; one for a seed beyond `search_seeds`), and one of the
+        stage "test". A loss that turns NaN, or raises an error, is recorded as failed
         with the step and the values; the others go on. If all settings of a loss fail, so does its test. What failed
         for want of memory or for a file, and every test that failed, is repeated when the comparison is started again.
 
@@ -125,13 +145,21 @@ def compare(
         raise ValueError(
             f"`losses` must name at least one loss, got none. None stands for {', '.join(task_class.losses)}."
         )
+    losses = list(dict.fromkeys(name for loss in losses for name in _stages(loss)))
     specs = {loss: loss_by_name(loss) for loss in losses}
     for loss, spec in specs.items():
         _check_fits(loss, spec, task_class)
     if not isinstance(seeds, Sequence):
         seeds = range(check_at_least(seeds, 1, "seeds"))
     seeds = [check_at_least(seed, 0, "seeds") for seed in seeds]
-    epochs = check_at_least(task_class.epochs if epochs is None else epochs, 1, "epochs")
+    trials = check_at_least(trials, 1, "trials")
+    if search_seeds is not None and check_at_least(search_seeds, 1, "search_seeds") > len(seeds):
+        raise ValueError(f"`search_seeds` must be at most the number of seeds, {len(seeds)}, got {search_seeds}.")
+    length = Length(
+        check_at_least(task_class.max_steps if max_steps is None else max_steps, 1, "max_steps"),
+        check_at_least(task_class.validate_every if validate_every is None else validate_every, 1, "validate_every"),
+        None if patience is None else check_at_least(patience, 1, "patience"),
+    )
     batch_size = check_at_least(batch_size, 4, "batch_size")
     jobs = check_at_least(jobs, 1, "jobs")
     place = device_of(device)
@@ -143,27 +171,55 @@ def compare(
     load_task.cache_clear()  # by now the path may hold other data than in a comparison before
     loaded = load_task(task, path, seeds[0], place, **options)  # wrong data raise here, not in a worker
     for loss, spec in specs.items():
-        lacking = next(filter(None, map(loaded.lacks, sorted(spec.signatures))), None)
+        lacking = next(filter(None, map(loaded.lacks, sorted(spec.signatures | {spec.method}))), None)
         if lacking is not None and not by_default:
             raise ValueError(f"`loss` must fit the data, got {loss}. It needs {lacking}.")
         if lacking is not None:  # as of a sorter that is not shipped
             losses.remove(loss)
     folder = user_path(out)
-    origin = {"task": task, "data": loaded.data_name, "epochs": epochs, "batch_size": batch_size}
+    origin = {"task": task, "data": loaded.data_name, "batch_size": batch_size, **asdict(length)}
+    start = None if init is None else str(user_path(init))
+    if start is not None:
+        load_encoder(loaded.model(), start)  # another task's encoder raises here
+        origin["init"] = zlib.crc32(Path(start).read_bytes())
     checksums = {loss: _sorter_checksum(spec, task_class) for loss, spec in specs.items()}
     sorters = {loss: checksum for loss, checksum in checksums.items() if checksum is not None}
     data_checksum = None if path is None else loaded.checksum
     work = {
         (loss, seed): [
-            Job(task, path, loss, seed, settings, str(folder), epochs, place, options, data_checksum)
-            for settings in specs[loss].grid(task_class.learning_rates)
+            Job(
+                task,
+                path,
+                loss,
+                seed,
+                settings,
+                str(folder),
+                length,
+                place,
+                options,
+                data_checksum,
+                start,
+                save_encoders=save_encoders,
+            )
+            for settings in trial_settings(specs[loss].all_ranges(task_class), trials)
         ]
         for seed in seeds
         for loss in losses
     }
     with sole_comparison(folder):
         _claim(folder, origin, losses, sorters, data_checksum)
-        return Schedule(folder, task_class.primary_metric, work, on_run).run(jobs, on_start)
+        searched = None if search_seeds is None else seeds[:search_seeds]
+        return Schedule(folder, task_class.primary_metric, work, searched, on_run).run(jobs, on_start)
+
+
+def _stages(loss: str) -> list[str]:
+    """A loss, after those that its schedule starts from, which are compared too.
+
+    >>> _stages("bce,bce+map:laplace")
+    ['bce', 'bce,bce+map:laplace']
+    """
+    start, _ = stages_of(loss)
+    return [*(_stages(start) if start else []), loss]
 
 
 def _options_of(task_class: type[Task], **given: Any) -> dict[str, Any]:
@@ -191,6 +247,11 @@ _OPTIONS = {
 
 
 def _check_fits(loss: str, spec: LossSpec, task_class: type[Task]) -> None:
+    if spec.method and spec.method not in task_class.methods:
+        raise ValueError(
+            f"`loss` must fit the {task_class.name} task, got {loss!r}, which it does not have. Its models without "
+            f"training are {', '.join(task_class.methods)}."
+        )
     wrong = spec.signatures - {"", *task_class.accepts}
     if wrong:
         calls = " or ".join(CALL_SIGNATURES[signature] for signature in task_class.accepts)
@@ -212,7 +273,8 @@ def device_of(device: str) -> str:
 def _sorter_checksum(spec: LossSpec, task_class: type[Task]) -> int | None:
     """A checksum of the weights of the sorters in a loss: a file of the same name may hold another sorter by now."""
     try:
-        terms = [term for _, _, term in spec.terms(spec.grid(task_class.learning_rates)[0], task_class.accepts[0])]
+        settings = default_settings(spec.all_ranges(task_class))
+        terms = [term for _, _, term in spec.terms(settings, task_class.accepts[0])]
     except Exception:  # of any loss: its runs will record the error
         return None
     modules = [module for term in terms if isinstance(term, nn.Module) for module in term.modules()]
@@ -226,7 +288,7 @@ def _sorter_checksum(spec: LossSpec, task_class: type[Task]) -> int | None:
 @contextlib.contextmanager
 def sole_comparison(folder: Path) -> Iterator[None]:
     """Make the folder, and lock it for one comparison; temporary files of a killed one are removed."""
-    parts = [folder, folder / "details", folder / "weights"]
+    parts = [folder, *(folder / name for name in ("details", "weights", "encoders"))]
     lock = folder / ".lock"
     try:
         for part in parts:

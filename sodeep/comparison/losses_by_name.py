@@ -1,4 +1,4 @@
-"""Losses by name, and the four settings that each is tuned over.
+"""Losses by name, each with the ranges that its settings are searched in.
 
 A name is one of
 
@@ -6,16 +6,20 @@ A name is one of
 * ``LOSS:RANK``, one of `RANK_LOSSES` over a rank function: of `RANKS`, a shipped sorter, a sorter file or
   ``module:attribute``, such as ``map:lstm`` or ``spearman:my.safetensors``;
 * ``peer:NAME``, a loss of another package (`PEERS`), if that is installed;
-* ``module:attribute``, a loss of your own: a callable, or a class that takes no arguments; the parameters of a Module
-  (proxies, say) are trained with the encoder. It is called as the task calls its losses
-  (`CALL_SIGNATURES`); or, where its first argument is named embeddings, as in pytorch-metric-learning, with embeddings
-  and labels (`signature_of`);
-* ``A+B``, the sum of two or more of these, of which the weight of all but the first is tuned.
+* ``module:attribute``, a loss of your own: a callable, or a class that takes no arguments but those that its attribute
+  ``ranges`` names; the parameters of a Module (proxies, say) are trained with the encoder. It is called as the task
+  calls its losses (`CALL_SIGNATURES`); or, where its first argument is named embeddings, as in
+  pytorch-metric-learning, with embeddings and labels (`signature_of`);
+* ``A+B``, the sum of two or more of these, of which the weight of all but the first is searched as well;
+* ``A,B``, a schedule: B, started from the encoder that was chosen for A;
+* `METHODS`, models that are not trained by steps, to compare with.
 
->>> loss_by_name("smooth-ap").grid(learning_rates=(0.001, 0.008))
-[{'lr': 0.001, 'tau': 0.01}, {'lr': 0.001, 'tau': 0.05}, {'lr': 0.008, 'tau': 0.01}, {'lr': 0.008, 'tau': 0.05}]
->>> loss_by_name("mse").grid(learning_rates=(0.001, 0.004))
-[{'lr': 0.00025}, {'lr': 0.001}, {'lr': 0.004}, {'lr': 0.016}]
+>>> sorted(loss_by_name("map:laplace").ranges)
+['form', 'width']
+>>> sorted(loss_by_name("bce+map:laplace").ranges)
+['form', 'weight', 'width']
+>>> loss_by_name("bce,bce+map:laplace").start
+'bce'
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +38,17 @@ import torch
 from torch import Tensor, nn
 
 from sodeep import losses as losses_
-from sodeep._core.checks import user_path
+from sodeep._core.checks import describe, user_path
 from sodeep._core.extras import check_installed
+from sodeep._core.search import Choice, Range, Ranges
 from sodeep.checkpoint.format import list_sorters, load_sorter
-from sodeep.ranks import RankFunction, blackbox_rank, laplace_rank, sigmoid_rank, straight_through
+from sodeep.ranks import RankFunction, blackbox_rank, laplace_rank, sigmoid_rank, straight_through, with_width
 from sodeep.tasks.base import Loss, Task
 
 CALL_SIGNATURES = {
     "target": "loss(scores (n,), target (n,))",
+    "ranks": "loss(scores (n,), ranks of the target among those of the training split (n,))",
+    "normal-scores": "loss(scores (n,), normal scores of the target (n,))",
     "relevant": "loss(scores (Q, N), relevant (Q, N) bool)",
     "semantic": "loss(scores (Q, N), graded relevance (Q, N))",
     "embeddings": "loss(embeddings (n, d), labels (n,))",
@@ -52,43 +59,62 @@ unless `signature_of` finds that it takes embeddings."""
 
 @dataclass(frozen=True)
 class LossSpec:
-    """A loss to compare: how it is made, tuned and called.
+    """A loss to compare: how it is made, called, and which settings are searched.
 
     Attributes:
-        build: makes the loss; takes the hyper-parameter that is tuned.
-        hyperparameter: its name and the two values tried; None: it has none, and more learning rates are tried.
+        build: makes the loss; takes the settings that `ranges` names.
+        ranges: of its settings, the learning rate aside, which belongs to the task.
         signature: key of `CALL_SIGNATURES`; "": that of the task.
-        parts: of a sum, its terms; the second and later ones have the tuned "weight".
+        parts: of a sum, its terms; all but the first have the searched "weight".
+        start: of a schedule, the loss whose chosen encoder this one starts from; "": none.
+        method: name of the task's method that makes the model without training steps (`Task.methods`); "": none.
     """
 
     build: Callable[..., Loss]
-    hyperparameter: tuple[str, tuple[Any, Any]] | None = None
+    ranges: Ranges = field(default_factory=dict)
     signature: str = "relevant"
     parts: tuple[LossSpec, ...] = ()
+    start: str = ""
+    method: str = ""
 
-    def grid(self, learning_rates: tuple[float, float]) -> list[dict[str, Any]]:
-        """Four settings: both learning rates with both values of the hyper-parameter; or, without one, four rates."""
-        low, high = learning_rates
-        if self.hyperparameter is None:
-            return [{"lr": float(f"{rate:.3g}")} for rate in (low * low / high, low, high, high * high / low)]
-        name, values = self.hyperparameter
-        return [{"lr": rate, name: value} for rate in learning_rates for value in values]
+    def all_ranges(self, task: type[Task]) -> dict[str, Range | Choice]:
+        """Those of the loss, with the learning rate of a task first, or those of a method."""
+        if self.method:
+            return dict(task.methods.get(self.method, {}))
+        low, high = task.learning_rates
+        return {"lr": Range(low, high, float(f"{(low * high) ** 0.5:.3g}")), **self.ranges}
 
     def terms(self, settings: Mapping[str, Any], default_signature: str) -> list[tuple[float, str, Loss]]:
-        """Weight, call signature and loss of each term, with the hyper-parameter of `settings`."""
+        """Weight, call signature and loss of each term, with these settings."""
         chosen = {name: value for name, value in settings.items() if name != "lr"}
         if not self.parts:
             return [(1.0, self.signature or default_signature, self.build(**chosen))]
-        weights = [1.0] + [chosen["weight"]] * (len(self.parts) - 1)
+        weight = chosen.pop("weight")
         return [
-            (weight, part.signature or default_signature, part.build())
-            for weight, part in zip(weights, self.parts, strict=True)
+            (
+                1.0 if place == 0 else weight,
+                part.signature or default_signature,
+                part.build(**{name: chosen[_name_in_sum(self.parts, place, name)] for name in part.ranges}),
+            )
+            for place, part in enumerate(self.parts)
         ]
 
     @property
     def signatures(self) -> set[str]:
-        """The call signatures of all terms, "" included."""
-        return {part.signature for part in self.parts or (self,)}
+        """The call signatures of all terms, "" included; none of a method."""
+        return set() if self.method else {part.signature for part in self.parts or (self,)}
+
+
+def _name_in_sum(parts: tuple[LossSpec, ...], place: int, name: str) -> str:
+    """The name of a term's setting in a sum: its own, with the number of the term where another has it too."""
+    return name if sum(name in part.ranges for part in parts) == 1 else f"{name} {place + 1}"
+
+
+def _sum_of(parts: tuple[LossSpec, ...]) -> LossSpec:
+    ranges: dict[str, Range | Choice] = {"weight": Range(0.003, 1.0, 0.1)}
+    for place, part in enumerate(parts):
+        ranges |= {_name_in_sum(parts, place, name): values for name, values in part.ranges.items()}
+    return LossSpec(parts[0].build, ranges, parts[0].signature, parts)
 
 
 def _bce(scores: Tensor, relevant: Tensor, where: Tensor | None = None) -> Tensor:
@@ -103,7 +129,12 @@ def _hinge(scores: Tensor, relevant: Tensor, where: Tensor | None = None) -> Ten
     return terms.mean() if where is None else terms[where].mean()
 
 
-def _scaled_n_pairs(scale: float = 10.0) -> Loss:
+def _one_minus_pearson(scores: Tensor, target: Tensor) -> Tensor:
+    """1 - Pearson's correlation; 1 where all scores are equal."""
+    return 1 - nn.functional.cosine_similarity(scores - scores.mean(), target - target.mean(), dim=-1)
+
+
+def _scaled_n_pairs(scale: float) -> Loss:
     """N-pairs was made for dot products; cosines, in [-1, 1], need a scale."""
     loss = losses_.NPairsLoss()
 
@@ -113,61 +144,92 @@ def _scaled_n_pairs(scale: float = 10.0) -> Loss:
     return scaled
 
 
+_TAU = Range(0.002, 0.2, 0.01)
+"""Width of a comparison of cosines, around that of Brown et al. 2020."""
+
+_BINS = Range(5, 50, 20, whole=True)
+
+_MARGIN = Range(0.02, 1.0, 0.2)
+
+_TEMPERATURE = Range(0.02, 0.5, 0.1)
+
+_BINOMIAL = {"alpha": Range(0.5, 10, 2.0), "beta": Range(5, 100, 50.0), "base": Range(0.0, 1.0, 0.5, log=False)}
+"""Of Wang et al. 2019 (table 3 and its text): slopes for relevant and other items, and the similarity between them."""
+
 LOSSES: dict[str, LossSpec] = {
     # regression
     "mse": LossSpec(nn.MSELoss, signature="target"),
+    "mse-ranks": LossSpec(nn.MSELoss, signature="ranks"),
+    "mse-normal-scores": LossSpec(nn.MSELoss, signature="normal-scores"),
     "l1": LossSpec(nn.L1Loss, signature="target"),
-    "huber": LossSpec(nn.HuberLoss, ("delta", (0.5, 1.0)), signature="target"),
+    "huber": LossSpec(nn.HuberLoss, {"delta": Range(0.1, 3, 1.0)}, signature="target"),
+    "pearson": LossSpec(lambda: _one_minus_pearson, signature="target"),
     # classification of every item
     "bce": LossSpec(lambda: _bce),
     "hinge": LossSpec(lambda: _hinge),
     # retrieval
-    "smooth-ap": LossSpec(losses_.SmoothAPLoss, ("tau", (0.01, 0.05))),
-    "quantized-ap": LossSpec(losses_.QuantizedAPLoss, ("num_bins", (10, 20))),
-    "fast-ap": LossSpec(losses_.FastAPLoss, ("num_bins", (10, 20))),
-    "sup-ap": LossSpec(losses_.SupAPLoss, ("tau", (0.01, 0.05))),
-    "recall-at-k": LossSpec(losses_.RecallAtKLoss, ("tau_rank", (0.01, 0.05))),
-    "asp": LossSpec(losses_.ASPLoss, ("tau", (0.01, 0.05)), signature="semantic"),
+    "smooth-ap": LossSpec(losses_.SmoothAPLoss, {"tau": _TAU}),
+    "quantized-ap": LossSpec(losses_.QuantizedAPLoss, {"num_bins": _BINS}),
+    "fast-ap": LossSpec(losses_.FastAPLoss, {"num_bins": _BINS}),
+    "sup-ap": LossSpec(losses_.SupAPLoss, {"tau": _TAU}),
+    "recall-at-k": LossSpec(losses_.RecallAtKLoss, {"tau_rank": _TAU}),
+    "asp": LossSpec(losses_.ASPLoss, {"tau": _TAU}, signature="semantic"),
     # pairs
-    "contrastive": LossSpec(losses_.ContrastiveLoss, ("negative_margin", (0.3, 0.6))),
-    "triplet": LossSpec(losses_.TripletLoss, ("margin", (0.1, 0.2))),
-    "triplet-semihard": LossSpec(functools.partial(losses_.TripletLoss, mining="semihard"), ("margin", (0.1, 0.2))),
-    "triplet-hard": LossSpec(functools.partial(losses_.TripletLoss, mining="hard"), ("margin", (0.1, 0.2))),
-    "n-pairs": LossSpec(_scaled_n_pairs, ("scale", (5.0, 20.0))),
-    "nca": LossSpec(losses_.NCALoss, ("temperature", (0.07, 0.2))),
-    "nt-xent": LossSpec(losses_.NTXentLoss, ("temperature", (0.07, 0.2))),
-    "lifted-structure": LossSpec(losses_.LiftedStructureLoss, ("margin", (0.5, 1.0))),
-    "binomial-deviance": LossSpec(losses_.BinomialDevianceLoss, ("beta", (25.0, 50.0))),
-    "bin-lifted": LossSpec(losses_.BinLiftedLoss, ("beta", (25.0, 50.0))),
-    "histogram": LossSpec(losses_.HistogramLoss, ("num_bins", (50, 100))),
-    "multi-similarity": LossSpec(losses_.MultiSimilarityLoss, ("base", (0.5, 1.0))),
+    "contrastive": LossSpec(losses_.ContrastiveLoss, {"negative_margin": Range(0.0, 0.9, 0.5, log=False)}),
+    "triplet": LossSpec(losses_.TripletLoss, {"margin": _MARGIN}),
+    "triplet-semihard": LossSpec(functools.partial(losses_.TripletLoss, mining="semihard"), {"margin": _MARGIN}),
+    "triplet-hard": LossSpec(functools.partial(losses_.TripletLoss, mining="hard"), {"margin": _MARGIN}),
+    "n-pairs": LossSpec(_scaled_n_pairs, {"scale": Range(2, 50, 10.0)}),
+    "nca": LossSpec(losses_.NCALoss, {"temperature": _TEMPERATURE}),
+    "nt-xent": LossSpec(losses_.NTXentLoss, {"temperature": _TEMPERATURE}),
+    "lifted-structure": LossSpec(losses_.LiftedStructureLoss, {"margin": Range(0.1, 2.0, 1.0)}),
+    "binomial-deviance": LossSpec(losses_.BinomialDevianceLoss, _BINOMIAL),
+    "bin-lifted": LossSpec(losses_.BinLiftedLoss, _BINOMIAL),
+    "histogram": LossSpec(losses_.HistogramLoss, {"num_bins": Range(20, 200, 100, whole=True)}),
+    "multi-similarity": LossSpec(losses_.MultiSimilarityLoss, _BINOMIAL),
 }
 """Losses that need no rank function."""
 
+
+def _no_loss() -> Loss:
+    raise TypeError("A model without training steps has no loss.")
+
+
+METHODS: dict[str, LossSpec] = {name: LossSpec(_no_loss, method=name) for name in ("untrained", "raw", "ridge")}
+"""Models without training steps, each of the tasks that have it: the encoder as it is initialised, the inputs
+themselves, and a linear model in closed form."""
+
 RANK_LOSSES: dict[str, LossSpec] = {
-    # values and ranks both, as the task has metrics of both; the weight matters less than the learning rate
-    "spearman": LossSpec(functools.partial(losses_.SpearmanLoss, value_weight=0.1), signature="target"),
-    "map": LossSpec(losses_.MAPLoss, ("form", ("ap", "rank_sum"))),
-    "recall": LossSpec(losses_.RecallLoss, ("margin", (0.05, 0.2))),
+    # values and ranks both, as the task has metrics of both
+    "spearman": LossSpec(losses_.SpearmanLoss, {"value_weight": Range(0.003, 3.0, 0.1, zero=True)}, signature="target"),
+    "map": LossSpec(losses_.MAPLoss, {"form": Choice(("ap", "rank_sum"))}),
+    "recall": LossSpec(losses_.RecallLoss, {"margin": _MARGIN}),
 }
 """Losses on a rank function, written LOSS:RANK."""
+
+WIDTH = Range(0.05, 2.0, 0.3)
+"""Of a rank function whose sharpness is searched: its ``width`` (`with_width`), in standard deviations of a list."""
 
 RANKS: dict[str, RankFunction] = {
     "laplace": laplace_rank,
     "sigmoid": sigmoid_rank,
     "blackbox": blackbox_rank,
     "straight-through": straight_through(laplace_rank),
+    "sigmoid-fixed": functools.partial(sigmoid_rank, tau=0.1),
 }
-"""Rank functions that need no training. Any shipped sorter, sorter file or ``module:attribute`` is one too."""
+"""Rank functions that need no training; of "sigmoid-fixed" the slope is that of Engilberge et al. 2019, 10 per unit of
+the scores, whatever their spread. Any shipped sorter, sorter file or ``module:attribute`` is one too."""
 
 
-def _torchsort(regularization_strength: float = 1.0) -> Loss:
+def _torchsort(regularization_strength: float, value_weight: float) -> Loss:
     import torchsort
 
     def soft_rank(scores: Tensor) -> Any:
+        # in standard deviations, as the other rank functions: its own scale is fixed
+        scores = scores / scores.detach().std().clamp(min=1e-12)
         return torchsort.soft_rank(-scores, regularization_strength=regularization_strength)
 
-    return losses_.SpearmanLoss(soft_rank, value_weight=0.1)
+    return losses_.SpearmanLoss(soft_rank, value_weight=value_weight)
 
 
 def _metric_learning(name: str, **fixed: Any) -> Callable[..., Loss]:
@@ -181,21 +243,24 @@ def _metric_learning(name: str, **fixed: Any) -> Callable[..., Loss]:
 
 
 PEERS: dict[str, tuple[str, LossSpec]] = {
-    "torchsort": ("torchsort", LossSpec(_torchsort, signature="target")),
-    "torchsort-0.1": ("torchsort", LossSpec(functools.partial(_torchsort, 0.1), signature="target")),
+    "torchsort": (
+        "torchsort",
+        LossSpec(
+            _torchsort,
+            {"regularization_strength": Range(0.01, 10, 1.0), **RANK_LOSSES["spearman"].ranges},
+            signature="target",
+        ),
+    ),
     **{
-        name: (
-            "pytorch_metric_learning",
-            LossSpec(_metric_learning(class_name), hyperparameter, signature="embeddings"),
-        )
-        for name, class_name, hyperparameter in (
-            ("contrastive", "ContrastiveLoss", ("neg_margin", (0.5, 1.0))),
-            ("fast-ap", "FastAPLoss", ("num_bins", (10, 20))),
-            ("multi-similarity", "MultiSimilarityLoss", ("base", (0.5, 1.0))),
-            ("nt-xent", "NTXentLoss", ("temperature", (0.07, 0.2))),
-            ("smooth-ap", "SmoothAPLoss", ("temperature", (0.01, 0.05))),
-            ("supcon", "SupConLoss", ("temperature", (0.07, 0.2))),
-            ("triplet", "TripletMarginLoss", ("margin", (0.05, 0.2))),
+        name: ("pytorch_metric_learning", LossSpec(_metric_learning(class_name), ranges, signature="embeddings"))
+        for name, class_name, ranges in (
+            ("contrastive", "ContrastiveLoss", {"neg_margin": Range(0.2, 1.5, 1.0)}),
+            ("fast-ap", "FastAPLoss", {"num_bins": _BINS}),
+            ("multi-similarity", "MultiSimilarityLoss", _BINOMIAL),
+            ("nt-xent", "NTXentLoss", {"temperature": _TEMPERATURE}),
+            ("smooth-ap", "SmoothAPLoss", {"temperature": _TAU}),
+            ("supcon", "SupConLoss", {"temperature": _TEMPERATURE}),
+            ("triplet", "TripletMarginLoss", {"margin": _MARGIN}),
         )
     },
 }
@@ -239,15 +304,23 @@ def loss_by_name(name: str) -> LossSpec:
 
     Raises:
         ValueError: unknown name, with the choices; a rank loss without its rank function; a module without that
-            attribute.
+            attribute, or with ranges that are none; a sum of methods; a schedule that starts with nothing.
         MissingPackageError: a peer that is not installed.
     """
+    start, last = stages_of(name)
+    if start:
+        spec = loss_by_name(last)
+        loss_by_name(start)
+        if spec.method:
+            raise ValueError(f"`loss` must end in a loss to train with, got {name!r}. {last} takes no steps.")
+        return replace(spec, start=start)
     names = terms_of(name)
     if len(names) > 1:
-        parts = tuple(loss_by_name(part) for part in names)
-        return LossSpec(parts[0].build, ("weight", (0.1, 1.0)), parts[0].signature, parts)
-    if name in LOSSES:
-        return LOSSES[name]
+        for part in set(names) & METHODS.keys():
+            raise ValueError(f"`loss` must be a sum of losses, got {name!r}. {part} takes no steps.")
+        return _sum_of(tuple(loss_by_name(part) for part in names))
+    if name in LOSSES or name in METHODS:
+        return {**LOSSES, **METHODS}[name]
     prefix, colon, rest = name.partition(":")
     if prefix in RANK_LOSSES:
         if not rest:
@@ -256,18 +329,72 @@ def loss_by_name(name: str) -> LossSpec:
                 f"{prefix}:RANK with RANK one of {', '.join(_rank_names())}, a sorter file or module:attribute."
             )
         spec = RANK_LOSSES[prefix]
-        return LossSpec(functools.partial(spec.build, rank_function(rest)), spec.hyperparameter, spec.signature)
+        rank_fn = rank_function(rest)
+        if not _has_width(rank_fn):
+            return replace(spec, build=functools.partial(spec.build, rank_fn))
+        return replace(
+            spec, build=functools.partial(_at_width, spec.build, rank_fn), ranges={**spec.ranges, "width": WIDTH}
+        )
     if colon and prefix == "peer":
         return _peer(rest)
     if colon and prefix and rest:
         loss = _attribute(prefix, rest)
-        return LossSpec(functools.partial(_built, loss), signature=signature_of(loss))
+        return LossSpec(functools.partial(_built, loss), _ranges_of(name, loss), signature_of(loss))
     raise ValueError(
-        f"`loss` must be one of {', '.join(LOSSES)}; "
+        f"`loss` must be one of {', '.join([*LOSSES, *METHODS])}; "
         f"{', '.join(f'{prefix}:RANK' for prefix in RANK_LOSSES)} with RANK one of {', '.join(_rank_names())}, "
         "a sorter file or module:attribute; "
-        f"{', '.join(f'peer:{peer}' for peer in PEERS)}; module:attribute for your own; or A+B, got {name!r}."
+        f"{', '.join(f'peer:{peer}' for peer in PEERS)}; module:attribute for your own; A+B; or A,B, got {name!r}."
     )
+
+
+def stages_of(name: str) -> tuple[str, str]:
+    """What a schedule starts from, "" if nothing, and its last loss.
+
+    >>> stages_of("bce,bce,bce+map:laplace"), stages_of("bce")
+    (('bce,bce', 'bce+map:laplace'), ('', 'bce'))
+    """
+    start, _, last = name.rpartition(",")
+    return start, last
+
+
+def _at_width(build: Callable[..., Loss], rank_fn: RankFunction, width: float, **settings: Any) -> Loss:
+    """A rank loss whose rank function has this width."""
+    return build(with_width(rank_fn, width), **settings)
+
+
+def _has_width(rank_fn: RankFunction) -> bool:
+    try:
+        with_width(rank_fn, WIDTH.default)
+    except ValueError:
+        return False
+    return True
+
+
+def _ranges_of(name: str, loss: Any) -> Ranges:
+    """The ranges that a user's loss declares in an attribute ``ranges``: pairs of numbers, or lists of choices.
+
+    >>> _ranges_of("my:Loss", type("Loss", (), {"ranges": {"tau": (0.01, 1.0), "form": ["ap", "log"]}}))["form"]
+    Choice(values=('ap', 'log'))
+    """
+    declared = getattr(loss, "ranges", None) or {}
+    ranges: dict[str, Range | Choice] = {}
+    for setting, values in dict(declared).items() if isinstance(declared, Mapping) else [("ranges", declared)]:
+        try:
+            if isinstance(values, tuple) and len(values) == 2:
+                low, high = values
+                middle = (low * high) ** 0.5 if low > 0 else (low + high) / 2
+                ranges[setting] = Range(low, high, float(f"{middle:.3g}"), log=low > 0)
+            elif isinstance(values, (Range, Choice)):
+                ranges[setting] = values
+            else:
+                ranges[setting] = Choice(tuple(values))
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"`loss` {name} must declare ranges as name: (low, high) or name: [choices], got "
+                f"{describe(values)} for {setting}. {error}"
+            ) from None
+    return ranges
 
 
 def terms_of(name: str) -> list[str]:
@@ -289,7 +416,8 @@ def terms_of(name: str) -> list[str]:
 def default_losses(task: type[Task]) -> list[str]:
     """The default losses of a task; one on a shipped sorter is left out where the sorter is not installed."""
     known = {"", *_rank_names()}
-    return [loss for loss in task.losses if all(part.partition(":")[2] in known for part in terms_of(loss))]
+    terms = {loss: [term for stage in loss.split(",") for term in terms_of(stage)] for loss in task.losses}
+    return [loss for loss in task.losses if all(term.partition(":")[2] in known for term in terms[loss])]
 
 
 def rank_function(name: str) -> RankFunction:
@@ -315,10 +443,12 @@ def rank_function(name: str) -> RankFunction:
     )
 
 
-def _built(given: Any) -> Any:
+def _built(given: Any, **settings: Any) -> Any:
     """A user's loss or rank function, new for every training: an instance of a class, or a copy of a Module."""
     if isinstance(given, type):
-        return given()
+        return given(**settings)
+    if settings:
+        return functools.partial(given, **settings)
     return copy.deepcopy(given) if isinstance(given, nn.Module) else given
 
 

@@ -27,7 +27,7 @@ class Comparison:
 
     Attributes:
         folder: where it is.
-        origin: the content of comparison.json: epochs, batch size, losses in order, versions; empty without that file.
+        origin: the content of comparison.json: batch size, steps, losses in order, versions; empty without that file.
         runs: loss by loss in that order, then by seed, whatever the order in which they were done.
         summary: their statistics.
     """

@@ -22,17 +22,26 @@ class Run:
         data: their name.
         loss: as the user wrote it.
         seed: of split, initialisation and batches.
-        settings: the learning rate "lr" and the loss's own hyper-parameter, name -> value.
+        settings: the learning rate "lr" and the loss's own settings, name -> value.
+        edges: which of them are at an edge of the range that was searched, name -> "low" or "high".
+        start: of a schedule, the settings of the loss before whose encoder this training began with; else empty.
         stage: "tuning": `metrics` are of the validation split; "test": of the test split, with the settings that were
             best on the validation split; all other fields are those of the chosen training.
         status: "ok" or "failed".
         metrics: name -> value, as in the task's `metrics`; empty if failed.
-        curves: name -> [(step, value), ...]: "loss/train", the mean since the point before, and "val/<metric>" for
-            each metric.
+        curves: name -> [(step, value), ...]: "val/<metric>" for each metric, from step 0, before training, on; and
+            "loss/train", the mean since the point before.
         steps: how many were taken.
+        best_step: the one after which validation was best, whose weights are tested; 0: the encoder that training
+            began with.
+        flat: whether the validation metric had stopped to rise; False: the cap on steps ended the training; None: it
+            was to take all steps.
+        seconds: the whole training took, with its validations.
         seconds_per_step: median over the steps, loss and encoder, forward and backward.
         peak_memory: bytes that a step allocates at its peak, above what model and data hold; None if not measured.
         device: where it ran.
+        split: how many items each split has, and checksums of the data ("data") and of which are in the test split
+            ("items"): they tell whether seeds differ in their data, in their split, or in neither.
         details: file of arrays for figures, relative to the folder of the comparison; None if there is none.
         failure: of a failed run, {"step": int, "reason": str, "values": {name: value}}: what was not finite ("loss" or
             "gradient norm"), or which error was raised. With "again": True, what failed was not the loss, but memory,
@@ -48,10 +57,16 @@ class Run:
     status: str
     metrics: dict[str, float] = field(default_factory=dict)
     curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    edges: dict[str, str] = field(default_factory=dict)
+    start: dict[str, Any] = field(default_factory=dict)
     steps: int = 0
+    best_step: int | None = None
+    flat: bool | None = None
+    seconds: float | None = None
     seconds_per_step: float | None = None
     peak_memory: int | None = None
     device: str = "cpu"
+    split: dict[str, int] = field(default_factory=dict)
     details: str | None = None
     failure: dict[str, Any] | None = None
 
@@ -88,7 +103,10 @@ class Run:
 _FIELDS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("task", "data", "loss", "stage", "status", "device"), str),
     **dict.fromkeys(("seed", "steps"), int),
-    "settings": dict,
+    **dict.fromkeys(("settings", "edges", "start", "split"), dict),
+    "best_step": (int, type(None)),
+    "flat": (bool, type(None)),
+    "seconds": (int, float, type(None)),
     "seconds_per_step": (int, float, type(None)),
     "peak_memory": (int, type(None)),
     "details": (str, type(None)),

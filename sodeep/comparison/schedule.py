@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,9 @@ import torch
 
 from sodeep._core.files import write_atomic
 from sodeep._core.signals import stop_signals
-from sodeep.comparison.losses_by_name import loss_by_name
+from sodeep.comparison.losses_by_name import loss_by_name, stages_of
 from sodeep.comparison.runs import Run, key, key_of, parse_run, read_runs
-from sodeep.comparison.train import VALIDATIONS, Job, Training, failed_test, load_task, run_test, run_training
+from sodeep.comparison.train import Job, Training, failed_test, load_task, run_test, run_training
 
 
 @dataclass(frozen=True)
@@ -73,20 +73,19 @@ class Schedule:
         folder: Path,
         primary_metric: str,
         work: Mapping[tuple[str, int], Sequence[Job]],
+        search_seeds: Sequence[int] | None,
         on_run: Callable[[Run, int, int], None] | None,
     ) -> None:
+        """`work`: loss and seed -> a training for each setting; `search_seeds`: as of `compare`, None for each seed."""
         self.path = folder / "runs.jsonl"
         self.primary_metric = primary_metric
         self.work = work
+        self.search_seeds = search_seeds
         self.on_run = on_run
+        self._queued: set[tuple[str, int, str]] = set()
         self._set_damaged_aside()
         saved = read_runs(folder) if self.path.exists() else []
         self.done = {key_of(run): run for run in saved if self._counts(run)}
-        self.wanted = [
-            key(loss, seed, settings)
-            for (loss, seed), trainings in work.items()
-            for settings in (*(job.settings for job in trainings), None)
-        ]
         for loss, seed in work:
             self._remove_spent_weights(loss, seed)  # of a process that was killed after the test
 
@@ -118,6 +117,27 @@ class Schedule:
         in_test = run.stage == "test" and bool(run.settings)  # older versions do not say "again"
         return not (in_test or (run.failure or {}).get("again"))
 
+    @property
+    def total(self) -> int:
+        """How many runs there will be: trainings, of seeds that are not searched one, and a test each."""
+        return sum(1 + (len(jobs) if seed in self._searched(seed) else 1) for (_, seed), jobs in self.work.items())
+
+    @property
+    def finished(self) -> int:
+        """How many of them are done."""
+        return sum(len(self._done_of(loss, seed)) for loss, seed in self.work)
+
+    def _done_of(self, loss: str, seed: int) -> list[Run]:
+        """Those of a loss and seed, the trainings in the order of the settings, then the test."""
+        searched = [job.settings for job in self.work[loss, seed]]
+        settings = searched if seed in self._searched(seed) else [self._chosen(loss, seed)]
+        keys = [key(loss, seed, some) for some in settings if some is not None]
+        return [self.done[name] for name in [*keys, key(loss, seed, None)] if name in self.done]
+
+    def _searched(self, seed: int) -> Sequence[int]:
+        """The seeds whose validation chooses the settings for a seed."""
+        return [seed] if self.search_seeds is None else self.search_seeds
+
     def run(self, jobs: int, on_start: Callable[[Plan], None] | None = None) -> list[Run]:
         """Do what is missing."""
         received: list[int] = []
@@ -128,7 +148,7 @@ class Schedule:
                 with contextlib.closing(self._finished(jobs)) as finished:
                     for run in finished:
                         if self.on_run is not None:
-                            self.on_run(run, sum(key in self.done for key in self.wanted), len(self.wanted))
+                            self.on_run(run, self.finished, self.total)
                         if received:
                             raise KeyboardInterrupt
         except KeyboardInterrupt:
@@ -138,37 +158,100 @@ class Schedule:
             if received:  # the signal was for all processes
                 raise ComparisonStopped(self._kept("Stopped"), received[0]) from None
             raise ComparisonStopped(self._kept(reason)) from None
-        return [self.done[key] for key in self.wanted]
+        return [run for loss, seed in self.work for run in self._done_of(loss, seed)]
 
     def _finished(self, jobs: int) -> Generator[Run, None, None]:
         """Runs as they are done, kept already."""
-        queue = deque(call for loss, seed in self.work for call in self._calls(loss, seed))
+        queue = deque(call for loss, seed in self.work for call in self._new_calls(loss, seed))
         try:
             with contextlib.closing(_results(queue, jobs)) as results:
                 for run in results:
                     self._keep(run)
-                    trainings = self.work[run.loss, run.seed]
-                    if all(key(job.loss, job.seed, job.settings) in self.done for job in trainings):
-                        queue.extendleft(self._calls(run.loss, run.seed))
+                    for loss, seed in [(run.loss, run.seed), *self._waiting_for(run.loss, run.seed)]:
+                        queue.extendleft(self._new_calls(loss, seed))
                     yield run
         except OSError as error:  # of a file of ours, or of the data
             cause = f"{error.strerror}: {error.filename or self.path.parent}" if error.strerror else str(error)
             raise ComparisonStopped(self._kept(f"Stopped: {cause.removesuffix('.')}")) from error
 
+    def _new_calls(self, loss: str, seed: int) -> list[_Call]:
+        """Those of `_calls` that were not in the queue before."""
+        calls = []
+        for call in self._calls(loss, seed):
+            name = (call[0].__name__, seed, f"{loss} {call[1].settings} {call[1].start}")
+            if name not in self._queued:
+                self._queued.add(name)
+                calls.append(call)
+        return calls
+
+    def _waiting_for(self, loss: str, seed: int) -> list[tuple[str, int]]:
+        """What a run of a loss and seed may set free: its schedules, and the seeds that it searches for."""
+        schedules = [(later, same) for later, same in self.work if same == seed and stages_of(later)[0] == loss]
+        seeds = [(same, other) for same, other in self.work if same == loss and other != seed]
+        return [*schedules, *(seeds if self.search_seeds is not None and seed in self.search_seeds else ())]
+
     def _calls(self, loss: str, seed: int) -> list[_Call]:
         """What can be done for a loss and seed now: its trainings, then the test of the best, then nothing."""
-        trainings = {job: self.done.get(key(loss, seed, job.settings)) for job in self.work[loss, seed]}
-        missing = [job for job, run in trainings.items() if run is None]
-        if missing:
-            return [(run_training, job) for job in missing]
         test = self.done.get(key(loss, seed, None))
-        ok = {job: run for job, run in trainings.items() if run is not None and run.status == "ok"}
-        if not ok:
-            return [] if test is not None and not test.settings else [(failed_test, next(iter(trainings.values())))]
-        best = max(ok, key=lambda job: _or_lowest(ok[job].metrics[self.primary_metric]))  # the first of equals
-        if test is not None and test.settings == best.settings:
+        failed = test is not None and not test.settings
+        start, _ = stages_of(loss)
+        before = self.done.get(key(start, seed, None)) if start else None
+        if before is not None and before.status == "failed":
+            return [] if failed else [(failed_test, self.work[loss, seed][0], before)]
+        jobs = self._jobs(loss, seed)
+        if not jobs:  # the encoder to start from is not there yet
             return []
-        return [(run_test, best, ok[best])] if best.weights.exists() else [(run_training, best)]
+        if seed in self._searched(seed):
+            missing = [job for job in jobs if self._run_of(job) is None]
+            if missing:
+                return [(run_training, job) for job in missing]
+        if not self._is_searched(loss, seed):
+            return []
+        chosen = self._chosen(loss, seed)
+        if chosen is None:
+            first = self.done[key(loss, self._searched(seed)[0], jobs[0].settings)]
+            return [] if failed else [(failed_test, jobs[0], first)]
+        job = next(job for job in jobs if job.settings == chosen)
+        run = self._run_of(job)
+        if run is None:
+            return [(run_training, job)]
+        if run.status != "ok":  # with settings that were chosen by other seeds
+            return [] if failed else [(failed_test, job, run)]
+        if test is not None and (test.settings, test.start) == (job.settings, job.start):
+            return []
+        return [(run_test, job, run)] if job.weights.exists() else [(run_training, job)]
+
+    def _jobs(self, loss: str, seed: int) -> list[Job]:
+        """The trainings of a loss and seed; of a schedule, with the encoder to start from, none while it is missing."""
+        jobs = list(self.work[loss, seed])
+        start, _ = stages_of(loss)
+        if not start:
+            return jobs
+        if not self._is_tested(start, seed):
+            return []
+        chosen = self._chosen(start, seed)
+        before = [job for job in self._jobs(start, seed) if job.settings == chosen]
+        return [replace(job, init=str(origin.weights), start=origin.settings) for origin in before for job in jobs]
+
+    def _run_of(self, job: Job) -> Run | None:
+        """The finished training; one that started from another encoder does not count."""
+        run = self.done.get(key(job.loss, job.seed, job.settings))
+        return run if run is not None and run.start == job.start else None
+
+    def _is_searched(self, loss: str, seed: int) -> bool:
+        """Whether the trainings that choose the settings are done."""
+        jobs = [self._jobs(loss, other) for other in self._searched(seed)]
+        return all(jobs) and all(self._run_of(job) is not None for some in jobs for job in some)
+
+    def _chosen(self, loss: str, seed: int) -> dict[str, Any] | None:
+        """The settings of the best mean validation over the seeds that are searched; None: none could be trained."""
+        values = []
+        for job in self.work[loss, seed]:
+            runs = [self.done.get(key(loss, other, job.settings)) for other in self._searched(seed)]
+            ok = [run.metrics[self.primary_metric] for run in runs if run is not None and run.status == "ok"]
+            if len(ok) == len(runs):
+                values.append((sum(map(_or_lowest, ok)), job.settings))
+        return max(values, key=lambda pair: pair[0])[1] if values else None  # the first of equals
 
     def _keep(self, run: Run) -> None:
         """Append the run."""
@@ -181,14 +264,23 @@ class Schedule:
 
     def _remove_spent_weights(self, loss: str, seed: int) -> None:
         """Those of a loss and seed with nothing left to do; a test that failed will need them again."""
-        test = self.done.get(key(loss, seed, None))
-        if test is not None and self._counts(test) and not self._calls(loss, seed):
-            for job in self.work[loss, seed]:
+        if not self._is_tested(loss, seed):
+            return
+        later = [name for name, same in self.work if same == seed and stages_of(name)[0] == loss]
+        needed = self._chosen(loss, seed) if any(not self._is_tested(name, seed) for name in later) else None
+        for job in self.work[loss, seed]:
+            if job.settings != needed:
                 job.weights.unlink(missing_ok=True)
+        start, _ = stages_of(loss)
+        if (start, seed) in self.work:
+            self._remove_spent_weights(start, seed)
+
+    def _is_tested(self, loss: str, seed: int) -> bool:
+        test = self.done.get(key(loss, seed, None))
+        return test is not None and self._counts(test) and not self._calls(loss, seed)
 
     def _kept(self, reason: str) -> str:
-        kept = sum(key in self.done for key in self.wanted)
-        return f"{reason}. {kept} of {len(self.wanted)} runs are kept in {self.path.parent}: start again to go on."
+        return f"{reason}. {self.finished} of {self.total} runs are kept in {self.path.parent}: start again to go on."
 
     def _plan(self, jobs: int) -> Plan:
         """What is to be done, with a few steps of each loss timed."""
@@ -196,13 +288,14 @@ class Schedule:
         tests: Counter[str] = Counter()
         first: dict[str, Job] = {}
         for loss, seed in self.work:
-            calls = self._calls(loss, seed)
-            jobs_to_do = [job for function, job, *_ in calls if function is run_training]
-            if calls:
-                tests[loss] += 1
-                trainings[loss] += len(jobs_to_do)
-                if jobs_to_do:
-                    first.setdefault(loss, jobs_to_do[0])
+            if self._is_tested(loss, seed):
+                continue
+            jobs_to_do = [job for job in self.work[loss, seed] if key(loss, seed, job.settings) not in self.done]
+            jobs_to_do = jobs_to_do if seed in self._searched(seed) else jobs_to_do[:1]
+            tests[loss] += 1
+            trainings[loss] += len(jobs_to_do)
+            if jobs_to_do:
+                first.setdefault(loss, jobs_to_do[0])
         steps: dict[str, float | None] = {}
         whole: dict[str, float | None] = {}
         validation = test = 0.0
@@ -212,7 +305,8 @@ class Schedule:
                 for loss, job in first.items():
                     timed, count = _time_of_steps(job)
                     steps[loss] = timed
-                    whole[loss] = None if timed is None else count * timed + min(count, VALIDATIONS) * validation
+                    looks = 1 + count // job.length.validate_every
+                    whole[loss] = None if timed is None else count * timed + looks * validation
         return Plan(dict(trainings), dict(tests), steps, whole, test, jobs)
 
 
@@ -222,20 +316,22 @@ def _or_lowest(value: float) -> float:
 
 
 def _time_of_steps(job: Job) -> tuple[float | None, int]:
-    """Seconds of a step, None for a loss that raises an error; and how many steps a training has."""
+    """Seconds of a step, None for a loss that raises an error or takes none; and how many steps a training may have."""
+    if loss_by_name(job.loss).method:
+        return None, 0
     task = load_task(job.task, job.data, job.seed, job.device, **job.options)
     seconds = []
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(job.seed)
         try:
-            training = Training(task, loss_by_name(job.loss), job.settings, job.epochs, job.device)
+            training = Training(task, loss_by_name(job.loss), job)
             for step, batch in zip(range(1, TIMED_STEPS + 1), task.batches(0), strict=False):
                 start = time.perf_counter()
                 training.step(step, batch)
                 seconds.append(time.perf_counter() - start)
         except Exception:  # of any loss: its runs will record the error
             return None, 0
-    return statistics.median(seconds[1:] or seconds), training.steps
+    return statistics.median(seconds[1:] or seconds), training.length.max_steps
 
 
 def _times_of_evaluations(job: Job) -> tuple[float, float]:

@@ -1,4 +1,17 @@
-"""Means over seeds, and paired differences to a baseline with confidence intervals."""
+"""Means over seeds, and paired differences to a baseline with confidence intervals that allow for overlapping splits.
+
+Where every seed draws its split from one set of data, the training and test splits of two seeds overlap, and their
+differences are not independent: the variance of their mean is larger than s² / n. Nadeau and Bengio (Inference for the
+generalization error, Machine Learning 2003) correct it to s² (1 / n + n_test / n_train), in the corrected resampled
+t-test. It is used for such data. Where the data bring their split, the seeds differ in initialisation, batches and the
+validation split alone: the interval is plain Student's t, and says nothing of other test data. Where every seed draws
+new data, it is plain Student's t as well.
+
+>>> half_width([0.02, 0.01, 0.03], overlap=0.0)
+0.0248...
+>>> half_width([0.02, 0.01, 0.03], overlap=0.25)
+0.0328...
+"""
 
 from __future__ import annotations
 
@@ -7,11 +20,12 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sodeep._core.checks import check_choice
 from sodeep.comparison.runs import Run
+from sodeep.datasets.splits import SPLITS
 from sodeep.tasks import TASKS
 
 
@@ -25,8 +39,10 @@ class Cell:
         sd: standard deviation over them (n - 1); NaN for a single one.
         difference: mean over the seeds that baseline and loss share of loss minus baseline; None for the baseline
             itself, and without a shared seed.
-        low: end of the 95% interval of the difference (Student's t on the paired differences); NaN for one seed.
+        low: end of the 95% interval of the difference (see the module); NaN for one seed.
         high: its other end.
+        p: of the two-sided test of no difference, adjusted for the number of losses that are compared with the baseline
+            (Holm 1979); NaN for one seed.
         best: whether no loss has a better mean.
     """
 
@@ -37,6 +53,7 @@ class Cell:
     low: float
     high: float
     best: bool
+    p: float = math.nan
 
     @property
     def has_interval(self) -> bool:
@@ -45,8 +62,8 @@ class Cell:
 
     @property
     def differs(self) -> bool:
-        """Whether the difference is significant: its interval does not contain 0."""
-        return self.difference is not None and (self.low > 0 or self.high < 0)
+        """Whether the difference is significant among those of the losses compared: p is below 0.05."""
+        return self.p < 0.05
 
 
 @dataclass(frozen=True)
@@ -62,6 +79,14 @@ class Summary:
         seeds: all that occur.
         cells: (loss, metric) -> its statistics; a loss without a finished test has none.
         settings: loss -> each chosen setting and for how many seeds, most frequent first.
+        split: how seeds differ: "given", in initialisation and batches; "drawn", in their split of one data set too, of
+            which intervals take account; "new", in their data.
+        sizes: items in train, val and test, of the first seed.
+        edges: loss -> settings whose choice was at the edge of the range for half of the seeds or more, two at least:
+            name -> "low" or "high".
+        rising: loss -> for how many seeds the validation metric still rose at the cap on steps.
+        steps: loss -> median of steps to the best validation, and of all steps.
+        seconds: loss -> median wall time of a training.
         seconds_per_step: loss -> median over its tested runs.
         peak_memory: loss -> median bytes a step, None if not measured.
         failed: trainings that failed, those of settings not chosen included, and tests that failed though a training
@@ -77,6 +102,12 @@ class Summary:
     seeds: list[int]
     cells: dict[tuple[str, str], Cell]
     settings: dict[str, list[tuple[dict[str, Any], int]]]
+    split: str
+    sizes: dict[str, int]
+    edges: dict[str, dict[str, str]]
+    rising: dict[str, int]
+    steps: dict[str, tuple[float, float]]
+    seconds: dict[str, float]
     seconds_per_step: dict[str, float]
     peak_memory: dict[str, int | None]
     failed: list[Run]
@@ -120,6 +151,14 @@ def summarise(runs: Sequence[Run], baseline: str | None = None) -> Summary:
     memory = {
         loss: [run.peak_memory for run in tests if run.peak_memory is not None] for loss, tests in by_loss.items()
     }
+    split = split_of(tested)
+    sizes = {name: tested[0].split[name] for name in SPLITS if tested and name in tested[0].split}
+    overlap = sizes["test"] / sizes["train"] if split == "drawn" else 0.0
+    cells = {
+        (loss, metric): _cell(by_seed, values[baseline, metric], loss == baseline, best[metric], overlap)
+        for (loss, metric), by_seed in values.items()
+        if by_seed
+    }
     counts = {loss: Counter(json.dumps(run.settings) for run in tests) for loss, tests in by_loss.items()}
     return Summary(
         task=runs[0].task,
@@ -128,12 +167,18 @@ def summarise(runs: Sequence[Run], baseline: str | None = None) -> Summary:
         metrics=metrics,
         losses=losses,
         seeds=sorted({run.seed for run in runs}),
-        cells={
-            (loss, metric): _cell(by_seed, values[baseline, metric], loss == baseline, best[metric])
-            for (loss, metric), by_seed in values.items()
-            if by_seed
-        },
+        cells=_adjusted(cells),
         settings={loss: [(json.loads(text), n) for text, n in count.most_common()] for loss, count in counts.items()},
+        split=split,
+        sizes=sizes,
+        edges={loss: edges for loss, tests in by_loss.items() if (edges := _edges(tests))},
+        rising={loss: n for loss, tests in by_loss.items() if (n := sum(run.flat is False for run in tests))},
+        steps={
+            loss: (_median(run.best_step for run in tests), _median(run.steps for run in tests))
+            for loss, tests in by_loss.items()
+            if tests
+        },
+        seconds={loss: _median(run.seconds for run in tests) for loss, tests in by_loss.items() if tests},
         seconds_per_step={
             loss: _median(run.seconds_per_step for run in tests) for loss, tests in by_loss.items() if tests
         },
@@ -147,15 +192,54 @@ def _median(values: Iterable[float | None]) -> float:
     return statistics.median([value for value in values if value is not None] or [math.nan])
 
 
-def _cell(values: Mapping[int, float], baseline_values: Mapping[int, float], is_baseline: bool, best: float) -> Cell:
+def split_of(tested: Sequence[Run]) -> str:
+    """How the seeds of tested runs differ, as `Summary.split` says it."""
+    data = {run.split.get("data") for run in tested}
+    items = {run.split.get("items") for run in tested}
+    return "new" if len(data) > 1 else "drawn" if len(items) > 1 else "given"
+
+
+def half_width(differences: Sequence[float], overlap: float) -> float:
+    """Half the 95% interval of the mean of paired differences; `overlap` is n_test / n_train of drawn splits, or 0."""
+    from scipy.stats import t
+
+    return float(t.ppf(0.975, len(differences) - 1)) * _standard_error(differences, overlap)
+
+
+def _standard_error(differences: Sequence[float], overlap: float) -> float:
+    return statistics.stdev(differences) * math.sqrt(1 / len(differences) + overlap)
+
+
+def _edges(tests: Sequence[Run]) -> dict[str, str]:
+    """As of `Summary`, for one loss."""
+    counts = Counter(edge for run in tests for edge in run.edges.items())
+    return {name: side for (name, side), n in counts.items() if n >= max(2, len(tests) / 2)}
+
+
+def _cell(
+    values: Mapping[int, float], baseline_values: Mapping[int, float], is_baseline: bool, best: float, overlap: float
+) -> Cell:
     mean = statistics.fmean(values.values())
     sd = statistics.stdev(values.values()) if len(values) > 1 else math.nan
     pairs = [] if is_baseline else [values[seed] - baseline_values[seed] for seed in values if seed in baseline_values]
     difference = statistics.fmean(pairs) if pairs else None
-    low = high = math.nan
+    low = high = p = math.nan
     if difference is not None and len(pairs) > 1:
         from scipy.stats import t
 
-        half = float(t.ppf(0.975, len(pairs) - 1)) * statistics.stdev(pairs) / math.sqrt(len(pairs))
+        half, error = half_width(pairs, overlap), _standard_error(pairs, overlap)
         low, high = difference - half, difference + half
-    return Cell(len(values), mean, sd, difference, low, high, mean == best)
+        p = 2 * float(t.sf(abs(difference) / error, len(pairs) - 1)) if error > 0 else float(difference == 0)
+    return Cell(len(values), mean, sd, difference, low, high, mean == best, p)
+
+
+def _adjusted(cells: Mapping[tuple[str, str], Cell]) -> dict[tuple[str, str], Cell]:
+    """The cells with p adjusted by Holm's method over the losses of each metric."""
+    result = dict(cells)
+    for metric in dict.fromkeys(metric for _, metric in cells):
+        tests = sorted((cell.p, loss) for (loss, name), cell in cells.items() if name == metric and cell.p == cell.p)
+        least = 0.0
+        for place, (p, loss) in enumerate(tests):
+            least = max(least, min(1.0, (len(tests) - place) * p))
+            result[loss, metric] = replace(cells[loss, metric], p=least)
+    return result

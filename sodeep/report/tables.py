@@ -10,11 +10,11 @@ from sodeep.comparison.runs import Run
 from sodeep.comparison.statistics import Cell, Summary
 
 
-def number_text(value: float, signed: bool = False, like: float | None = None) -> str:
-    """Three decimals for what lies around 1 (or where `like` does), fewer for more; a true minus sign."""
+def number_text(value: float, signed: bool = False, like: float | None = None, more: int = 0) -> str:
+    """Three decimals for what lies around 1 (or where `like` does), fewer for more, `more` of them; a true minus."""
     if math.isnan(value):
         return NOTHING
-    digits = 3 if abs(value if like is None else like) < 10 else 1
+    digits = (3 if abs(value if like is None else like) < 10 else 1) + more
     value = round(value, digits) or 0.0  # no negative zero
     text = f"{value:+.{digits}f}" if signed else f"{value:.{digits}f}"
     return text.replace("-", "\N{MINUS SIGN}")
@@ -33,8 +33,35 @@ def difference_text(cell: Cell) -> str:
     """To the baseline, with its interval if there is one."""
     if cell.difference is None:
         return NOTHING
-    interval = f" [{number_text(cell.low, signed=True)}, {number_text(cell.high, signed=True)}]" * cell.has_interval
-    return number_text(cell.difference, signed=True) + interval
+    if not cell.has_interval:
+        return number_text(cell.difference, signed=True)
+    # as many decimals as tell each end from 0
+    ends = [end for end in (cell.low, cell.high) if end]
+    more = next((n for n in range(3) if all(float(_plain(end, n)) for end in ends)), 2)
+    difference, low, high = (number_text(x, signed=True, more=more) for x in (cell.difference, cell.low, cell.high))
+    return f"{difference} [{low}, {high}]"
+
+
+def _plain(value: float, more: int) -> str:
+    return number_text(value, more=more).replace("\N{MINUS SIGN}", "-")
+
+
+def settings_of(summary: Summary, loss: str) -> str:
+    """The settings chosen, each with the number of seeds; of numbers that differ, the lowest and the highest.
+
+    Four different settings or more are put together, in as many words as two.
+    """
+    chosen = summary.settings.get(loss, [])
+    if len(chosen) <= 2:
+        return "; ".join(f"{settings_text(settings)} ({seeds_text(n)})" for settings, n in chosen) or NOTHING
+    parts = []
+    for name in chosen[0][0]:
+        values = sorted({settings[name] for settings, _ in chosen if name in settings}, key=lambda x: (str(type(x)), x))
+        texts = [settings_text({name: value}).removeprefix(f"{name} ") for value in values]
+        numbers = all(isinstance(value, (int, float)) for value in values)
+        spread = f"{texts[0]} to {texts[-1]}" if numbers and len(texts) > 1 else " or ".join(texts)
+        parts.append(f"{name} {spread}")
+    return ", ".join(parts)
 
 
 def arrows_text(summary: Summary) -> list[str]:
@@ -77,6 +104,20 @@ class Table(NamedTuple):
     """How many columns, from the left, are words and not numbers."""
 
 
+_SPLITS = {
+    "given": "The split is that of the data: seeds differ in initialisation, batches and validation items alone, and "
+    "intervals say nothing of other test items.",
+    "drawn": "Every seed draws its split of the same data: intervals and tests allow for their overlap (Nadeau and "
+    "Bengio's correction).",
+    "new": "Every seed draws new data.",
+}
+
+_COUNTED = {
+    True: "{} losses are compared with {}; significance takes account of their number (Holm's method).",
+    False: "{} loss is compared with {}.",
+}
+
+
 def find_differences(comparison: Comparison) -> list[str]:
     """The findings by the primary metric, in sentences, with what the runs do not show."""
     summary, metric = comparison.summary, comparison.primary_metric
@@ -104,6 +145,18 @@ def find_differences(comparison: Comparison) -> list[str]:
     ):
         if groups[group]:
             findings.append(f"{words}: {', '.join(groups[group])}.")
+    if compared:
+        findings.append(f"{_COUNTED[len(compared) > 1].format(len(compared), base)} {_SPLITS[summary.split]}")
+    if summary.rising:
+        counts = ", ".join(f"{loss} ({seeds_text(n)})" for loss, n in summary.rising.items())
+        findings.append(f"Still rising on the validation split when the steps were at an end: {counts}.")
+    if summary.edges:
+        ends = {"low": "lower", "high": "upper"}
+        chosen = "; ".join(
+            f"{loss} ({', '.join(f'{ends[side]} end of {name}' for name, side in edges.items())})"
+            for loss, edges in summary.edges.items()
+        )
+        findings.append(f"Chosen at an end of the range that was searched, beyond which a better may lie: {chosen}.")
     if not compared and len(cells) > 1:
         findings.append("With one seed in common there are no confidence intervals: any difference may be chance.")
     if summary.failed:
@@ -145,13 +198,18 @@ def _differences(comparison: Comparison) -> Table:
     rows = []
     for loss in comparison.ranked:
         cells = [comparison.summary.cells.get((loss, metric)) for metric in comparison.summary.metrics]
-        row = [difference_text(cell) if cell is not None and cell.has_interval else NOTHING for cell in cells]
+        row = [
+            f"**{difference_text(cell)}**" * cell.differs or difference_text(cell)
+            if cell is not None and cell.has_interval
+            else NOTHING
+            for cell in cells
+        ]
         if set(row) != {NOTHING}:
             rows.append([loss, *row])
+    student = "corrected resampled t" if comparison.summary.split == "drawn" else "Student's t"
     note = (
-        "Mean and 95% interval (Student's t over the seeds) of the difference, seed by seed: the same split, "
-        "initialisation and batches. An interval that contains 0 is no significant difference. Each is of one "
-        "comparison, not corrected for how many there are."
+        f"Mean and 95% interval ({student} over the seeds) of the difference, seed by seed: the same split, "
+        "initialisation and batches. Bold: significant at 5% among the losses compared in the column (Holm's method)."
     )
     return Table(
         f"Differences to {comparison.summary.baseline}", ["loss", *arrows_text(comparison.summary)], rows, note
@@ -160,21 +218,26 @@ def _differences(comparison: Comparison) -> Table:
 
 def _cost(comparison: Comparison) -> Table:
     rows = []
+    summary = comparison.summary
     for loss in comparison.tested:
-        memory = comparison.summary.peak_memory.get(loss)
-        chosen = [
-            f"{settings_text(settings)} ({seeds_text(n)})" for settings, n in comparison.summary.settings.get(loss, [])
-        ]
+        memory = summary.peak_memory.get(loss)
+        best, steps = summary.steps[loss]
         rows.append(
             [
                 loss,
-                "; ".join(chosen) or NOTHING,
-                milliseconds_text(comparison.summary.seconds_per_step.get(loss)),
+                settings_of(summary, loss),
+                NOTHING if math.isnan(best) else f"{best:,.0f} of {steps:,.0f}",
+                number_text(summary.seconds[loss], like=10),
+                milliseconds_text(summary.seconds_per_step.get(loss)),
                 NOTHING if memory is None else f"{memory / 1e6:.1f}",
             ]
         )
-    note = "Settings are those best on the validation split. A step is encoder and loss, forward and backward."
-    return Table("Settings and cost", ["loss", "chosen", "ms per step", "peak MB of a step"], rows, note, words=2)
+    note = (
+        "Settings are those best on the validation split; steps, those to the best validation of all that were taken "
+        "(median over the seeds). A step is encoder and loss, forward and backward."
+    )
+    header = ["loss", "chosen", "steps to the best", "seconds of a training", "ms per step", "peak MB of a step"]
+    return Table("Settings and cost", header, rows, note, words=2)
 
 
 def _failures(comparison: Comparison) -> Table:

@@ -86,13 +86,13 @@ def _failure_line(run: Run) -> str:
 def header_lines(comparison: Comparison) -> str:
     """Data, seeds, steps, device and versions in one line."""
     summary, made = comparison.summary, comparison.origin
-    steps = sorted({run.steps for runs in comparison.tested.values() for run in runs})
-    length = f"{steps[0]} to {steps[-1]} steps" if len(steps) > 1 else f"{steps[0]} steps" if steps else "no result"
+    length = f", up to {made['max_steps']:,} steps" if "max_steps" in made else ""
+    sizes = ", ".join(f"{n:,} {name}" for name, n in summary.sizes.items())
     batch = f", {made['batch_size']} items a step" if "batch_size" in made else ""
     versions = ", ".join(f"{name} {made[name]}" for name in ("sodeep", "torch") if name in made)
     return (
-        f"Data: {summary.data}. Baseline: {summary.baseline}. {len(summary.losses)} losses, "
-        f"{seeds_text(len(summary.seeds))}, {length}{batch}, on {summary.device}{versions and f'; {versions}'}."
+        f"Data: {summary.data}{sizes and f' ({sizes})'}. Baseline: {summary.baseline}. {len(summary.losses)} losses, "
+        f"{seeds_text(len(summary.seeds))}{length}{batch}, on {summary.device}{versions and f'; {versions}'}."
     )
 
 
@@ -129,6 +129,7 @@ def to_json(comparison: Comparison, notes: Sequence[str], command: str | None) -
                 "task": summary.task,
                 "data": summary.data,
                 "baseline": summary.baseline,
+                "split": {"seeds": summary.split, **summary.sizes},
                 "higher_is_better": summary.metrics,
                 "findings": find_differences(comparison),
                 "losses": {
@@ -138,6 +139,11 @@ def to_json(comparison: Comparison, notes: Sequence[str], command: str | None) -
                             for metric in summary.metrics
                             if (loss, metric) in summary.cells
                         },
+                        "edges": summary.edges.get(loss, {}),
+                        "seeds_still_rising": summary.rising.get(loss, 0),
+                        "steps_to_best": summary.steps.get(loss, (None, None))[0],
+                        "steps": summary.steps.get(loss, (None, None))[1],
+                        "seconds": summary.seconds.get(loss),
                         "settings": [
                             {"chosen": settings, "seeds": n} for settings, n in summary.settings.get(loss, [])
                         ],

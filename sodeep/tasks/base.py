@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sodeep._core.checks import check_at_least, describe
+from sodeep._core.checks import check_at_least, check_choice, describe
+from sodeep._core.search import Ranges
 from sodeep.datasets.layouts import Layout, read_data
 from sodeep.datasets.splits import indices_of, with_train_fraction
 from sodeep.datasets.types import Array, Data, checksum
@@ -67,11 +68,14 @@ class Task(ABC):
     """What `--data` may be, the first that fits: name -> layout. Empty: the task draws its own data."""
     tensors: ClassVar[tuple[str, ...]]
     """Attributes that steps and evaluations read, which move to the device; they may be None."""
-    epochs: ClassVar[int]
-    """Epochs by default."""
+    max_steps: ClassVar[int]
+    """Steps after which a training ends by default, if the validation metric still rises."""
+    validate_every: ClassVar[int]
+    """Steps between two validations."""
     learning_rates: ClassVar[tuple[float, float]]
-    """Learning rates that every loss is tuned over; a loss without a hyper-parameter is tuned over one more on either
-    side."""
+    """The lowest and the highest learning rate that is searched, for every loss."""
+    methods: ClassVar[Mapping[str, Ranges]] = {"untrained": {}}
+    """Models without training steps -> the ranges of their settings (`fit`)."""
 
     epsilon: ClassVar[float] = 1e-8
     """Of AdamW, on gradients scaled to norm 1; entries far below it are not blown up."""
@@ -139,8 +143,8 @@ class Task(ABC):
             if value is not None:
                 setattr(self, name, value.to(device))
 
-    def lacks(self, signature: str) -> str | None:
-        """What a loss with this call signature needs and the data lack, with a remedy; None: nothing."""
+    def lacks(self, needed: str) -> str | None:
+        """What a loss with this call signature, or this method, needs and the data lack; None: nothing."""
         return None
 
     def batches(self, epoch: int) -> Iterator[Array]:
@@ -155,6 +159,14 @@ class Task(ABC):
     @abstractmethod
     def model(self) -> nn.Module:
         """A new encoder. Draws its weights from torch's global generator."""
+
+    def fit(self, method: str, **settings: Any) -> nn.Module:
+        """A model without training steps, to compare with: "untrained", the encoder as it is initialised.
+
+        Further `methods` are those of a subclass.
+        """
+        check_choice(method, self.methods, "method")
+        return self.model()
 
     @abstractmethod
     def forward(self, model: nn.Module, batch: Array) -> dict[str, Callable[[Loss], Tensor]]:

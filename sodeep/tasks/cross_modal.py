@@ -70,11 +70,21 @@ class CrossModal(Task):
     }
     primary_metric = "R@1 mean"
     baseline = "triplet-hard"
-    losses = ("triplet-hard", "nt-xent", "smooth-ap", "asp", "triplet-hard+asp", "recall:laplace", "recall:set")
+    losses = (
+        "triplet-hard",
+        "triplet",
+        "nt-xent",
+        "smooth-ap",
+        "triplet-hard+asp",
+        "recall:laplace",
+        "recall:set",
+        "untrained",
+    )
     accepts = ("relevant", "semantic")
     options = ("semantic", "text_features")
-    epochs = 30
-    learning_rates = (1e-3, 8e-3)
+    max_steps = 5000
+    validate_every = 100
+    learning_rates = (2e-4, 3e-2)
     layouts = CROSS_MODAL
     tensors = ("items", "owner", "captions", "codes")
     generated = staticmethod(shapes)
@@ -123,9 +133,9 @@ class CrossModal(Task):
         """That of the images."""
         return with_validation(np.asarray(data.split), seed)
 
-    def lacks(self, signature: str) -> str | None:
+    def lacks(self, needed: str) -> str | None:
         """Graded relevance, where there are neither codes nor captions as texts: only pairs are left to train on."""
-        if signature != "semantic" or self.semantic is not None:
+        if needed != "semantic" or self.semantic is not None:
             return None
         return (
             "graded relevance, which these data do not have. Add codes or classes of the images to the npz "

@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sodeep._core.search import Range
+
 
 class ImageEncoder(nn.Module):
     """Convolutions, each halving the image, until it is 4 pixels wide or less; then one linear layer.
@@ -86,6 +88,36 @@ class FeatureNet(nn.Module):
         x = (features - self.mean) * self.scale
         vectors: Tensor = self.linear(x)
         return vectors if self.net is None else vectors + self.net(x)
+
+
+class Inputs(nn.Module):
+    """The inputs themselves as vectors: pixels, with 0 for white, or features. Nothing is trained."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(B, d), of (B, ...)."""
+        x = 1 - inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs
+        return x.flatten(1)
+
+
+def ridge(features: Tensor, target: Tensor, penalty: float) -> FeatureNet:
+    """Ridge regression in closed form: the linear net that minimises squared error + `penalty` times squared weights.
+
+    Args:
+        features: (N, d) of the training split; they are standardised.
+        target: (N, width).
+        penalty: above 0; on the scale of sums over the N rows.
+    """
+    net = FeatureNet(features, target.shape[1], hidden=0).to(features.device)
+    x, middle = ((features - net.mean) * net.scale).double(), target.double().mean(0)
+    gram = x.T @ x + penalty * torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
+    with torch.no_grad():  # the columns of x have mean 0, so that the penalty leaves the mean alone
+        net.linear.weight.copy_(torch.linalg.solve(gram, x.T @ (target.double() - middle)).T)
+        net.linear.bias.copy_(middle)
+    return net
+
+
+PENALTY = Range(1e-1, 1e5, 100.0)
+"""Searched for `ridge`."""
 
 
 class TextNet(nn.Module):

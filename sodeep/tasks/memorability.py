@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import rankdata
 from torch import Tensor, nn
 
 from sodeep import metrics
@@ -18,17 +19,19 @@ from sodeep.datasets.splits import given_split
 from sodeep.datasets.texts import TEXT_FEATURES, static_vectors, tf_idf
 from sodeep.datasets.types import Array, MemorabilityData
 from sodeep.tasks.base import Loss, Task, TaskMetrics
-from sodeep.tasks.encoders import FeatureNet, encode
+from sodeep.tasks.encoders import PENALTY, FeatureNet, encode, ridge
 
 
 class Memorability(Task):
     """Regression: a batch is one list of 100 predictions, ordered like their targets.
 
     Losses see targets of mean 0 and standard deviation 1 (on the training split), so that weights and learning rates
-    mean the same for any data; predictions are brought back to the scale of the data before they are evaluated.
+    mean the same for any data: the scores, or of losses with those call signatures their "ranks" in the training
+    split, ties averaged, or the "normal-scores" of these, Φ⁻¹(rank / (n + 1)) (van der Waerden's). Predictions are
+    brought back to the scale of the data before they are evaluated.
 
     Metrics: Spearman's correlation; "MAE", the mean absolute error of the values; "MAE fitted", the same after the
-    straight line from predictions to targets that fits the validation split best (an order alone has no scale).
+    straight line from predictions to targets that fits the validation split best (an order, or ranks, lack the scale).
 
     Details: ``predicted`` and ``true`` (n,), of the test split.
 
@@ -44,14 +47,26 @@ class Memorability(Task):
     metrics = {"Spearman": True, "MAE": False, "MAE fitted": False}  # noqa: RUF012
     primary_metric = "Spearman"
     baseline = "mse"
-    losses = ("mse", "l1", "spearman:laplace", "spearman:sigmoid", "spearman:blackbox", "spearman:set")
-    accepts = ("target",)
+    losses = (
+        "mse",
+        "mse-ranks",
+        "mse-normal-scores",
+        "pearson",
+        "spearman:laplace",
+        "spearman:set",
+        "mse-normal-scores+spearman:laplace",
+        "ridge",
+        "untrained",
+    )
+    accepts = ("target", "ranks", "normal-scores")
+    methods = {**Task.methods, "ridge": {"penalty": PENALTY}}  # noqa: RUF012
     options = ("text_features", "target", "text", "predictors")
     reading = ("target", "text", "predictors")
-    epochs = 40
-    learning_rates = (1e-3, 3e-3)
+    max_steps = 5000
+    validate_every = 50
+    learning_rates = (1e-4, 3e-2)
     layouts = MEMORABILITY
-    tensors = ("features", "target")
+    tensors = ("features", "target", "ranks", "normal_scores")
     generated = staticmethod(noisy_scores)
 
     def __init__(
@@ -71,6 +86,13 @@ class Memorability(Task):
                 f"got {self.target[self.index['train'][0]].item():g} for all of them. Nothing can be ranked by them."
             )
         self.unit = torch.std_mean(self.target[self.index["train"]])
+        places = torch.from_numpy(rankdata(self.target[self.index["train"]].numpy())) / (len(self.index["train"]) + 1)
+        self.ranks, self.normal_scores = (self._of_training(x) for x in (places, torch.special.ndtri(places)))
+
+    def _of_training(self, values: Tensor) -> Tensor:
+        """Values of the training items as (N,), of mean 0 and standard deviation 1; NaN for other items."""
+        values = (values - values.mean()) / values.std()
+        return torch.full_like(self.target, torch.nan).index_put((self.index["train"],), values.float())
 
     @classmethod
     def read(
@@ -104,13 +126,24 @@ class Memorability(Task):
         """One hidden layer on standardised features."""
         return FeatureNet(self.features[self.index["train"]], width=1, dropout=0.2)
 
+    def fit(self, method: str, **settings: Any) -> nn.Module:
+        """Besides "untrained": "ridge" on standardised features and targets."""
+        if method != "ridge":
+            return super().fit(method)
+        train, (scale, middle) = self.index["train"].to(self.features.device), self.unit
+        return ridge(self.features[train], ((self.target[train] - middle) / scale).unsqueeze(1), **settings)
+
     def forward(self, model: nn.Module, batch: Array) -> dict[str, Callable[[Loss], Tensor]]:
         """The batch as one list."""
         where = torch.from_numpy(batch).to(self.features.device)
         scores = model(self.features[where]).squeeze(-1)
         scale, middle = self.unit
         target = (self.target[where] - middle) / scale
-        return {"target": lambda loss: loss(scores, target)}
+        return {
+            "target": lambda loss: loss(scores, target),
+            "ranks": lambda loss: loss(scores, self.ranks[where]),
+            "normal-scores": lambda loss: loss(scores, self.normal_scores[where]),
+        }
 
     def evaluate(self, model: nn.Module, split: str, details: bool = False) -> TaskMetrics:
         """Exact metrics over the split, and the details of the class docstring."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sodeep import metrics
+from sodeep._core.search import Ranges
 from sodeep.datasets.generated import topics
 from sodeep.datasets.layouts import Layout
 from sodeep.datasets.multi_label import MULTI_LABEL
@@ -17,7 +18,7 @@ from sodeep.datasets.splits import given_split
 from sodeep.datasets.texts import TEXT_FEATURES, static_vectors
 from sodeep.datasets.types import Array, MultiLabelData
 from sodeep.tasks.base import Loss, Task, TaskMetrics
-from sodeep.tasks.encoders import FeatureNet, TextNet, as_input, encode, item_net, ngram_table
+from sodeep.tasks.encoders import PENALTY, FeatureNet, TextNet, as_input, encode, item_net, ngram_table, ridge
 
 
 class MultiLabel(Task):
@@ -39,16 +40,19 @@ class MultiLabel(Task):
     losses: ClassVar[tuple[str, ...]] = (
         "bce",
         "bce+map:laplace",
-        "bce+map:sigmoid",
-        "bce+map:blackbox",
         "bce+map:set",
         "bce+smooth-ap",
+        "bce,bce",
+        "bce,bce+map:laplace",
         "map:laplace",
+        "ridge",
     )
     accepts = ("relevant",)
+    methods: ClassVar[Mapping[str, Ranges]] = {**Task.methods, "ridge": {"penalty": PENALTY}}
     options: ClassVar[tuple[str, ...]] = ("text_features",)
-    epochs = 10
-    learning_rates = (2e-2, 5e-2)
+    max_steps = 5000
+    validate_every = 100
+    learning_rates = (1e-3, 1e-1)
     layouts: ClassVar[Mapping[str, Layout]] = MULTI_LABEL
     tensors = ("inputs", "labels", "known")
     generated = staticmethod(topics)
@@ -83,6 +87,19 @@ class MultiLabel(Task):
         if self.inputs.dtype == torch.uint8:
             return item_net(self.inputs, self.index["train"], width)
         return FeatureNet(self.inputs[self.index["train"]], width, dropout=0.2)
+
+    def lacks(self, needed: str) -> str | None:
+        """Features for "ridge", where the inputs are n-grams or images."""
+        if needed != "ridge" or self.inputs.is_floating_point():
+            return None
+        return "features, and these data have texts or images; for texts add --text-features wordllama"
+
+    def fit(self, method: str, **settings: Any) -> nn.Module:
+        """Besides "untrained": "ridge" on standardised features, to 1 for a label and 0 without."""
+        if method != "ridge":
+            return super().fit(method)
+        train = self.index["train"].to(self.inputs.device)
+        return ridge(self.inputs[train], self.labels[train].float(), **settings)
 
     def forward(self, model: nn.Module, batch: Array) -> dict[str, Callable[[Loss], Tensor]]:
         """A list for each label, of the examples of the batch."""

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from sodeep import metrics
-from sodeep.datasets.generated import digits
+from sodeep.datasets.generated import characters
 from sodeep.datasets.retrieval import RETRIEVAL
 from sodeep.datasets.splits import split_classes
 from sodeep.datasets.types import Array, RetrievalData
 from sodeep.losses import EmbeddingLoss, pairwise_scores, quantized_ap_loss
 from sodeep.samplers import BalancedBatchSampler
 from sodeep.tasks.base import Loss, Task, TaskMetrics
-from sodeep.tasks.encoders import as_input, encode, item_net
+from sodeep.tasks.encoders import Inputs, as_input, encode, item_net
 
 
 class Retrieval(Task):
@@ -44,13 +44,15 @@ class Retrieval(Task):
     metrics = {"mAP": True, "mAP@R": True, "R-precision": True, "R@1": True, "R@10": True, "R@100": True}  # noqa: RUF012
     primary_metric = "mAP"
     baseline = "multi-similarity"
-    losses = ("multi-similarity", "nt-xent", "triplet", "smooth-ap", "quantized-ap", "map:laplace")
+    losses = ("multi-similarity", "nt-xent", "triplet", "smooth-ap", "quantized-ap", "map:laplace", "raw", "untrained")
     accepts = ("relevant", "embeddings")
-    epochs = 20
-    learning_rates = (1e-3, 8e-3)
+    methods = {**Task.methods, "raw": {}}  # noqa: RUF012
+    max_steps = 5000
+    validate_every = 100
+    learning_rates = (2e-4, 2e-2)
     layouts = RETRIEVAL
     tensors = ("items", "labels")
-    generated = staticmethod(digits)
+    generated = staticmethod(characters)
 
     def __init__(self, data: RetrievalData, seed: int = 0, **options: Any) -> None:
         super().__init__(data, seed, **options)
@@ -88,6 +90,10 @@ class Retrieval(Task):
     def model(self) -> nn.Module:
         """A small convolutional net, or one hidden layer on features."""
         return item_net(self.items, self.index["train"], width=64)
+
+    def fit(self, method: str, **settings: Any) -> nn.Module:
+        """Besides "untrained": "raw", the pixels or features themselves, by cosine."""
+        return Inputs() if method == "raw" else super().fit(method)
 
     def forward(self, model: nn.Module, batch: Array) -> dict[str, Callable[[Loss], Tensor]]:
         """Every item of the batch against the others."""

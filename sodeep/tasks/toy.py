@@ -32,7 +32,8 @@ class Toy(MultiLabel):
     losses = ("hinge", "bce", "map:laplace", "map:sigmoid", "smooth-ap", "map:set")
     options = ()
     layouts: ClassVar[Mapping[str, Layout]] = {}
-    epochs = 20
+    max_steps = 5000
+    validate_every = 50
     generated = staticmethod(two_classes)
 
     def model(self) -> nn.Module:

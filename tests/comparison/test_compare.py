@@ -37,7 +37,7 @@ from sodeep.report.text import text_table
 from sodeep.report.write import write_report
 from sodeep.tasks import TASKS, Task, TaskMetrics
 
-TINY = {"epochs": 1, "seeds": 2}
+TINY = {"max_steps": 12, "seeds": 2}
 
 
 def plain(runs):
@@ -93,7 +93,7 @@ def test_a_run_says_what_it_took(finished):
 
 
 def test_a_training_of_one_step(tmp_path):
-    runs = compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1, batch_size=10_000)
+    runs = compare("memorability", ["mse"], out=tmp_path, seeds=1, max_steps=12, batch_size=10_000)
     assert [(run.status, run.steps, run.seconds_per_step) for run in runs] == [("ok", 1, None)] * 5
     assert re.search("^mse +.* baseline +\N{EN DASH}$", text_table(summarise(runs)), re.MULTILINE)
 
@@ -124,7 +124,7 @@ def _failure(value):
 
 def test_the_same_again_gives_the_same(finished, tmp_path):
     _, runs, _ = finished
-    again = compare("memorability", ["spearman:laplace", "mse"], out=tmp_path, seeds=[1], epochs=1)
+    again = compare("memorability", ["spearman:laplace", "mse"], out=tmp_path, seeds=[1], max_steps=12)
     wanted = [run for run in runs if run.seed == 1]
     details = {run.details for run in wanted} - {None}
     assert len(details) == 2
@@ -142,7 +142,7 @@ def test_losses_of_a_seed_start_from_the_same_weights_and_see_the_same_batches(t
         return step(self, number, batch)
 
     monkeypatch.setattr(train.Training, "step", watched)
-    compare("memorability", ["mse", "spearman:blackbox"], out=tmp_path, seeds=1, epochs=1)
+    compare("memorability", ["mse", "spearman:blackbox"], out=tmp_path, seeds=1, max_steps=12)
     assert len(started) == 8
     for weights in started[1:]:
         torch.testing.assert_close(weights, started[0], rtol=0, atol=0)
@@ -159,7 +159,7 @@ def test_validation_chooses_and_the_test_split_is_seen_once(tmp_path, monkeypatc
         return evaluate(self, model, split, details)
 
     monkeypatch.setattr(TASKS["memorability"], "evaluate", watched)
-    compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1)
+    compare("memorability", ["mse"], out=tmp_path, seeds=1, max_steps=12)
     assert asked.count("test") == 1
     assert asked[-1] == "test"
     assert "train" not in asked
@@ -192,15 +192,15 @@ def test_nothing_is_repeated(finished, monkeypatch):
 
 
 def test_losses_and_seeds_are_added(tmp_path, monkeypatch):
-    compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1)
+    compare("memorability", ["mse"], out=tmp_path, seeds=1, max_steps=12)
     done = trained(monkeypatch)
-    runs = compare("memorability", ["mse", "l1"], out=tmp_path, seeds=2, epochs=1)
+    runs = compare("memorability", ["mse", "l1"], out=tmp_path, seeds=2, max_steps=12)
     assert {(loss, seed) for loss, seed, _ in done} == {("l1", 0), ("mse", 1), ("l1", 1)}
     assert len(runs) == 20
 
 
 def test_an_interrupted_comparison_goes_on(tmp_path, monkeypatch):
-    whole = compare("memorability", ["mse", "l1"], out=tmp_path / "whole", seeds=1, epochs=1)
+    whole = compare("memorability", ["mse", "l1"], out=tmp_path / "whole", seeds=1, max_steps=12)
 
     def stop(run, done, total):
         if done == 3:
@@ -209,12 +209,12 @@ def test_an_interrupted_comparison_goes_on(tmp_path, monkeypatch):
     out = tmp_path / "parts"
     expected = f"Stopped. 3 of 10 runs are kept in {out}: start again to go on."
     with pytest.raises(comparison.ComparisonStopped, match="^" + re.escape(expected) + "$"):
-        compare("memorability", ["mse", "l1"], out=out, seeds=1, epochs=1, on_run=stop)
+        compare("memorability", ["mse", "l1"], out=out, seeds=1, max_steps=12, on_run=stop)
     with (out / "runs.jsonl").open("ab") as file:
         file.write(whole[-1].to_json().encode()[:50])  # the machine went down while it wrote
     assert len(read_runs(out)) == 3
     done = trained(monkeypatch)
-    runs = compare("memorability", ["mse", "l1"], out=out, seeds=1, epochs=1)
+    runs = compare("memorability", ["mse", "l1"], out=out, seeds=1, max_steps=12)
     assert len(done) == 5
     assert plain(runs) == plain(whole)
     assert plain(sorted(read_runs(out), key=str)) == plain(sorted(runs, key=str))
@@ -250,7 +250,7 @@ def test_a_signal_that_was_swallowed_ends_a_comparison_too(tmp_path, monkeypatch
 
     monkeypatch.setattr(schedule, "run_training", swallows)
     with pytest.raises(comparison.ComparisonStopped, match=r"^Stopped\. 1 of 5 runs are kept") as stop:
-        compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1)
+        compare("memorability", ["mse"], out=tmp_path, seeds=1, max_steps=12)
     assert stop.value.signum == signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
@@ -261,13 +261,13 @@ def test_weights_lost_before_the_test_are_trained_again(finished, tmp_path, monk
             raise KeyboardInterrupt
 
     with pytest.raises(comparison.ComparisonStopped):
-        compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1, on_run=stop)
+        compare("memorability", ["mse"], out=tmp_path, seeds=1, max_steps=12, on_run=stop)
     lost = sorted((tmp_path / "weights").iterdir())
     assert len(lost) == 4
     for path in lost:
         path.unlink()
     done = trained(monkeypatch)
-    runs = compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1)
+    runs = compare("memorability", ["mse"], out=tmp_path, seeds=1, max_steps=12)
     assert [settings for _, _, settings in done] == [runs[-1].settings]  # of the best, which is all that is tested
     assert plain(runs) == plain(run for run in finished[1] if (run.loss, run.seed) == ("mse", 0))
     assert len(read_runs(tmp_path)) == 5
@@ -400,7 +400,7 @@ def test_a_damaged_line_is_set_aside_and_done_again(finished, tmp_path, monkeypa
 
 @pytest.mark.parametrize("dropped", ["the best", "another"])
 def test_another_grid_is_gone_on_with(tmp_path, monkeypatch, dropped):
-    given = {"out": tmp_path / "runs", "seeds": 1, "epochs": 1}
+    given = {"out": tmp_path / "runs", "seeds": 1, "max_steps": 12}
     *trainings, test = compare("memorability", ["mse"], **given)
     grid = [run.settings for run in trainings]
     kept = [settings for settings in grid if (settings == test.settings) != (dropped == "the best")][:3]
@@ -426,7 +426,7 @@ def test_nan_is_the_worst_of_settings(tmp_path, monkeypatch):
         )
 
     monkeypatch.setattr(schedule, "run_training", nan_first)
-    runs = compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1)
+    runs = compare("memorability", ["mse"], out=tmp_path, seeds=1, max_steps=12)
     assert math.isnan(runs[0].metrics["Spearman"])
     best = max(runs[1:4], key=lambda run: run.metrics["Spearman"])
     assert runs[-1].settings == best.settings
@@ -443,7 +443,7 @@ def test_a_worker_that_dies_stops_a_comparison_that_then_goes_on(tmp_path, monke
                 signal.raise_signal(signum)
         raise schedule.BrokenProcessPool("A process in the process pool was terminated abruptly")
 
-    given = {"out": tmp_path, "seeds": 1, "epochs": 1}
+    given = {"out": tmp_path, "seeds": 1, "max_steps": 12}
     with monkeypatch.context() as patch:
         patch.setattr(schedule, "_results", dies)
         with pytest.raises(comparison.ComparisonStopped) as stop:
@@ -460,13 +460,13 @@ def test_one_process_at_a_time_writes_to_a_folder(tmp_path):
 
     def start_another(*_):
         with pytest.raises(FileExistsError) as error:
-            compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1)
+            compare("memorability", ["mse"], out=tmp_path, seeds=1, max_steps=12)
         messages.append(str(error.value))
 
-    runs = compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1, on_run=start_another)
+    runs = compare("memorability", ["mse"], out=tmp_path, seeds=1, max_steps=12, on_run=start_another)
     expected = f"`out` {tmp_path} is being written by another comparison. Wait for it to end, or choose another folder."
     assert messages == [expected] * 5
-    assert compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1) == runs
+    assert compare("memorability", ["mse"], out=tmp_path, seeds=1, max_steps=12) == runs
 
 
 def test_what_killed_processes_left_is_swept(finished, tmp_path):
@@ -529,18 +529,18 @@ def test_another_comparison_is_not_mixed_in(finished):
     out, _, _ = finished
     expected = f"`out` {out} holds a comparison with epochs 1, not 2. Choose another folder, or delete it."
     with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
-        compare("memorability", ["mse"], out=out, epochs=2)
+        compare("memorability", ["mse"], out=out, max_steps=24)
     expected = (
         f"`out` {out} holds a comparison with task 'memorability', not 'toy'. Choose another folder, or delete it."
     )
     with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
-        compare("toy", ["bce"], out=out, epochs=1)
+        compare("toy", ["bce"], out=out, max_steps=12)
 
 
 def test_another_sorter_under_the_same_name_is_not_mixed_in(tmp_path):
     file = tmp_path / "my.safetensors"
     sodeep.save_sorter(file, sodeep.build_sorter("set", frequencies=[4]))
-    given = {"out": tmp_path / "runs", "seeds": 1, "epochs": 1}
+    given = {"out": tmp_path / "runs", "seeds": 1, "max_steps": 12}
     names = ["mse", f"spearman:{file}"]
     compare("memorability", ["mse"], **given)
     runs = compare("memorability", names, **given)
@@ -556,7 +556,7 @@ def test_another_sorter_under_the_same_name_is_not_mixed_in(tmp_path):
 
 
 def test_other_data_are_not_mixed_in(tmp_path):
-    given = {"out": tmp_path, "seeds": 1, "epochs": 1}
+    given = {"out": tmp_path, "seeds": 1, "max_steps": 12}
     runs = compare("cross-modal", ["asp"], train_fraction=0.3, semantic="bleu", **given)
     assert {run.status for run in runs} == {"ok"}
     held = "synthetic shapes (generated, no real data), 0.3 of the training split, semantic scores by bleu"
@@ -580,7 +580,7 @@ def scores_file(path, last="0.5"):
 
 def test_other_data_under_the_same_name_are_not_mixed_in(tmp_path):
     first, second = scores_file(tmp_path / "v1/scores.csv"), scores_file(tmp_path / "v2/scores.csv", last="0.6")
-    given = {"out": tmp_path / "runs", "epochs": 1}
+    given = {"out": tmp_path / "runs", "max_steps": 12}
     runs = compare("memorability", ["mse"], data=first, seeds=1, **given)
     held = tmp_path / "runs/comparison.json"
     saved = held.read_bytes()
@@ -601,10 +601,10 @@ def test_other_data_under_the_same_name_are_not_mixed_in(tmp_path):
 
 def test_an_edited_file_is_read_again(tmp_path):
     path = scores_file(tmp_path / "data/scores.csv")
-    first = compare("memorability", ["mse"], data=path, out=tmp_path / "first", seeds=1, epochs=1)
+    first = compare("memorability", ["mse"], data=path, out=tmp_path / "first", seeds=1, max_steps=12)
     path.write_text(path.read_text().replace(",0.0\n", ",0.9\n", 1))
-    second = compare("memorability", ["mse"], data=path, out=tmp_path / "second", seeds=1, epochs=1)
-    fresh = compare("memorability", ["mse"], data=scores_copy(path), out=tmp_path / "third", seeds=1, epochs=1)
+    second = compare("memorability", ["mse"], data=path, out=tmp_path / "second", seeds=1, max_steps=12)
+    fresh = compare("memorability", ["mse"], data=scores_copy(path), out=tmp_path / "third", seeds=1, max_steps=12)
     assert [run.metrics for run in second] == [run.metrics for run in fresh]
     assert [run.metrics for run in second] != [run.metrics for run in first]
 
@@ -630,7 +630,7 @@ def test_data_that_change_during_a_comparison_end_it(tmp_path, done):
         "Put back what was there and start again, or take another folder for the new data."
     )
     with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
-        compare("memorability", ["mse"], data=path, out=tmp_path / "out", seeds=2, epochs=1, on_run=edit)
+        compare("memorability", ["mse"], data=path, out=tmp_path / "out", seeds=2, max_steps=12, on_run=edit)
     assert len(read_runs(tmp_path / "out")) == done
 
 
@@ -640,7 +640,7 @@ def test_columns_and_text_features_are_kept_apart(tmp_path):
     rng = np.random.default_rng(0)
     rows = [f"{i};{' '.join(rng.choice(words, 4))};{i % 7};{i / 60}" for i in range(60)]
     path.write_text("\n".join(["id;words;age;rt", *rows]))
-    given = {"data": path, "out": tmp_path / "out", "seeds": 1, "epochs": 1, "target": "rt", "text": "words"}
+    given = {"data": path, "out": tmp_path / "out", "seeds": 1, "max_steps": 12, "target": "rt", "text": "words"}
     runs = compare("memorability", ["mse"], predictors=["age"], **given)
     assert {run.status for run in runs} == {"ok"}
     assert {run.data for run in runs} == {"said, rt, tf-idf of n-grams"}
@@ -685,7 +685,7 @@ def test_asp_without_graded_relevance(tmp_path):
         arrays[f"{split}_image_of_caption"] = np.arange(12)
     path = tmp_path / "x.npz"
     np.savez(path, **arrays)
-    given = {"data": path, "out": tmp_path / "out", "seeds": 1, "epochs": 1}
+    given = {"data": path, "out": tmp_path / "out", "seeds": 1, "max_steps": 12}
     for loss in ("asp", "triplet-hard+asp"):
         expected = (
             f"`loss` must fit the data, got {loss}. It needs graded relevance, which these data do not have. Add codes "
@@ -763,7 +763,7 @@ def bad_losses(tmp_path, monkeypatch):
 
 def test_failures_are_recorded_and_the_others_go_on(bad_losses, tmp_path):
     losses = [f"{bad_losses}:{name}" for name in ("TurnsNaN", "bad_gradient", "raises")]
-    runs = compare("memorability", [*losses, "mse"], out=tmp_path / "out", seeds=1, epochs=1)
+    runs = compare("memorability", [*losses, "mse"], out=tmp_path / "out", seeds=1, max_steps=12)
     assert len(runs) == 20
     by_loss = {loss: [run for run in runs if run.loss == loss] for loss in losses}
     for own in by_loss.values():
@@ -781,7 +781,7 @@ def test_failures_are_recorded_and_the_others_go_on(bad_losses, tmp_path):
     table = text_table(summary)
     assert re.search(rf"^{losses[0]} +failed$", table, re.MULTILINE)
     assert f"{losses[0]} (lr 0.000333, seed 0) failed at step 5: the loss is not finite (loss nan, lr " in table
-    again = compare("memorability", [*losses, "mse"], out=tmp_path / "out", seeds=1, epochs=1)
+    again = compare("memorability", [*losses, "mse"], out=tmp_path / "out", seeds=1, max_steps=12)
     assert plain(again) == plain(runs)
 
 
@@ -817,7 +817,7 @@ def test_what_a_loss_learns_is_trained(tmp_path, monkeypatch):
         assert shifts[0] > 0.01
         assert shifts[1] == pytest.approx(shifts[0], rel=1e-3)  # begun anew, not gone on with
     assert sys.modules["learned_of_a_test"].made.shift.item() == 0
-    compared = compare("memorability", ["learned_of_a_test:Plain", "mse"], out=tmp_path / "out", seeds=1, epochs=1)
+    compared = compare("memorability", ["learned_of_a_test:Plain", "mse"], out=tmp_path / "out", seeds=1, max_steps=12)
     assert [run.metrics for run in compared[:5]] == [run.metrics for run in compared[5:]]
 
 
@@ -829,7 +829,7 @@ def test_a_loss_that_returns_no_single_number_fails(tmp_path, monkeypatch, retur
     name = f"no_number_{len(returned)}_of_a_test"
     (tmp_path / f"{name}.py").write_text(f"def loss(scores, target):\n    return {returned}\n")
     monkeypatch.chdir(tmp_path)
-    runs = compare("memorability", [f"{name}:loss"], out=tmp_path / "out", seeds=1, epochs=1)
+    runs = compare("memorability", [f"{name}:loss"], out=tmp_path / "out", seeds=1, max_steps=12)
     expected = f"ValueError: `loss` must return a tensor of one number, got {shown}. Take its mean."
     assert {(run.status, run.failure["reason"]) for run in runs} == {("failed", expected)}
 
@@ -843,7 +843,7 @@ def test_a_failed_setting_is_not_chosen(tmp_path, monkeypatch):
         return Run(**{**vars(run), "status": "failed", "metrics": {}, "failure": _failure(1.0)}) if failed else run
 
     monkeypatch.setattr(schedule, "run_training", fails_with_the_best)
-    runs = compare("memorability", ["mse"], out=tmp_path, seeds=1, epochs=1)
+    runs = compare("memorability", ["mse"], out=tmp_path, seeds=1, max_steps=12)
     assert [run.status for run in runs] == ["ok", "ok", "ok", "failed", "ok"]
     assert runs[-1].settings["lr"] != 0.009
 
@@ -870,7 +870,7 @@ def test_a_failed_setting_is_not_chosen(tmp_path, monkeypatch):
 )
 def test_mistakes_end_before_anything_is_made(arguments, expected, tmp_path):
     with pytest.raises(ValueError, match="^" + re.escape(expected)):
-        compare(**{"task": "memorability", "losses": ["mse"], "out": tmp_path / "out", "epochs": 1, **arguments})
+        compare(**{"task": "memorability", "losses": ["mse"], "out": tmp_path / "out", "max_steps": 12, **arguments})
     assert not (tmp_path / "out").exists()
 
 
@@ -1085,7 +1085,7 @@ def run(*arguments, jobs=1):
 
 def test_command(tmp_path):
     out = tmp_path / "out"
-    options = ["--loss", "l1", "--baseline", "mse", "--seeds", 2, "--epochs", 1, "--out", out]
+    options = ["--loss", "l1", "--baseline", "mse", "--seeds", 2, "--max-steps", 12, "--out", out]
     result = run("memorability", *options)
     assert result.exit_code == 0, result.output
     assert len(re.findall(r"^(mse|l1), seed [01]: Spearman [-0-9.]+ \(lr [0-9.]+\)$", result.stdout, re.MULTILINE)) == 4
@@ -1111,7 +1111,7 @@ def test_help_names_the_layouts_that_each_task_reads():
 
 
 def test_no_tested_run_is_a_failure(bad_losses, tmp_path):
-    options = ["--loss", f"{bad_losses}:raises", "--seeds", 1, "--epochs", 1, "--out", tmp_path / "out"]
+    options = ["--loss", f"{bad_losses}:raises", "--seeds", 1, "--max-steps", 12, "--out", tmp_path / "out"]
     result = run("memorability", *options)
     assert result.exit_code == 1
     assert result.stderr == "Error: No loss could be trained and tested.\n"
@@ -1123,7 +1123,7 @@ def test_no_tested_run_is_a_failure(bad_losses, tmp_path):
 def test_command_names_the_columns_of_a_table(tmp_path):
     path = tmp_path / "my.csv"
     path.write_text("\n".join(["id;age;weight;rt", *(f"x{i};{i % 7};{i % 5};{i / 40}" for i in range(40))]))
-    options = ["--data", path, "--loss", "mse", "--seeds", 1, "--epochs", 1, "--out", tmp_path / "out"]
+    options = ["--data", path, "--loss", "mse", "--seeds", 1, "--max-steps", 12, "--out", tmp_path / "out"]
     result = run("memorability", *options, "--target", "rt", "--predictor", "age", "--predictor", "weight")
     assert result.exit_code == 0, result.output
     assert "\nmemorability on my, rt: " in result.stdout
@@ -1145,7 +1145,7 @@ def test_a_loss_of_the_form_of_pytorch_metric_learning(tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     name = "pml_of_a_test:Mine"
-    runs = compare("retrieval", [name], out=tmp_path / "out", seeds=1, epochs=1)
+    runs = compare("retrieval", [name], out=tmp_path / "out", seeds=1, max_steps=12)
     assert {run.status for run in runs} == {"ok"}
     expected = (
         f"`loss` must fit the memorability task, got '{name}', a loss with another call signature. It is called as "
@@ -1161,7 +1161,7 @@ def test_a_loss_of_the_form_of_pytorch_metric_learning(tmp_path, monkeypatch):
 def test_command_writes_for_tensorboard(tmp_path):
     pytest.importorskip("matplotlib")
     out = tmp_path / "my runs"
-    options = ["--loss", "mse", "--epochs", 1, "--out", out, "--tensorboard"]
+    options = ["--loss", "mse", "--max-steps", 12, "--out", out, "--tensorboard"]
     result = run("memorability", "--seeds", 1, *options)
     assert result.exit_code == 0, result.output
     assert f"\nTensorBoard: tensorboard --logdir '{out / 'tensorboard'}'\n" in result.stdout
@@ -1208,7 +1208,7 @@ def test_the_queries_of_in_shop_are_searched_in_its_gallery(tmp_path):
             (tmp_path / "shop" / name).parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(tmp_path / "shop" / name)
     (tmp_path / "shop/list_eval_partition.txt").write_text("\n".join([str(len(lines) - 1), *lines]))
-    options = ["--loss", "smooth-ap", "--seeds", 1, "--epochs", 1, "--batch-size", 16]
+    options = ["--loss", "smooth-ap", "--seeds", 1, "--max-steps", 12, "--batch-size", 16]
     result = run("retrieval", "--data", tmp_path / "shop", "--out", tmp_path / "out", *options)
     assert result.exit_code == 0, result.output
     assert "retrieval on In-shop Clothes Retrieval" in result.stdout
@@ -1319,7 +1319,7 @@ def test_a_closed_output_stops_the_command_in_one_line(tmp_path, monkeypatch):
         echo(text, err=err, **options)
 
     monkeypatch.setattr(compare_cli.click, "echo", closed)
-    options = ["memorability", "--loss", "mse", "--seeds", 1, "--epochs", 1, "--out", tmp_path]
+    options = ["memorability", "--loss", "mse", "--seeds", 1, "--max-steps", 12, "--out", tmp_path]
     result = run(*options)
     expected = "Stopped: the output cannot be written (Broken pipe). What is done is kept in "
     assert (result.exit_code, result.stderr) == (1, f"{expected}{tmp_path}: start again to go on.\n")
@@ -1334,7 +1334,7 @@ def test_warnings_are_one_line(finished, tmp_path):
         file.write(b"{\n")
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        result = run("memorability", "--loss", "mse", "--seeds", 2, "--epochs", 1, "--out", out)
+        result = run("memorability", "--loss", "mse", "--seeds", 2, "--max-steps", 12, "--out", out)
     expected = "set aside in damaged.jsonl, and what is missing is done again."
     assert result.stderr == f"Note: 1 line is damaged in {out / 'runs.jsonl'}: {expected}\n"
     assert result.exit_code == 0
@@ -1350,7 +1350,7 @@ def test_a_log_that_cannot_be_written_leaves_the_old_one(finished, tmp_path, mon
 
     monkeypatch.setattr("sodeep.report.tensorboard.write_tensorboard", full)
     monkeypatch.setattr("sodeep.report.write.draw_figures", lambda _: ([], []))
-    result = run("memorability", "--loss", "mse", "--seeds", 2, "--epochs", 1, "--out", out, "--tensorboard")
+    result = run("memorability", "--loss", "mse", "--seeds", 2, "--max-steps", 12, "--out", out, "--tensorboard")
     assert result.exit_code == 1
     assert re.fullmatch(r"Error: No space left on device: \S+/events\n", result.stderr)
     assert re.search("^mse .*baseline", result.stdout, re.MULTILINE)
@@ -1401,7 +1401,7 @@ def started(out, jobs):
     # a process started in the background ignores SIGINT, and so do its children until they say otherwise
     command = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     command += "from sodeep.cli import main\nif __name__ == '__main__':\n    main()"
-    options = ["--loss", "mse", "--seeds", "40", "--epochs", "20", "--jobs", str(jobs), "--out", str(out)]
+    options = ["--loss", "mse", "--seeds", "40", "--max-steps", "240", "--jobs", str(jobs), "--out", str(out)]
     process = subprocess.Popen(
         [sys.executable, "-c", command, "compare", "memorability", *options],
         stderr=subprocess.PIPE,
