@@ -63,7 +63,7 @@ class LossSpec:
 
     Attributes:
         build: makes the loss; takes the settings that `ranges` names.
-        ranges: of its settings, the learning rate aside, which belongs to the task.
+        ranges: of its own settings; those of the optimiser belong to the task.
         signature: key of `CALL_SIGNATURES`; "": that of the task.
         parts: of a sum, its terms; all but the first have the searched "weight".
         start: of a schedule, the loss whose chosen encoder this one starts from; "": none.
@@ -78,15 +78,12 @@ class LossSpec:
     method: str = ""
 
     def all_ranges(self, task: type[Task]) -> dict[str, Range | Choice]:
-        """Those of the loss, with the learning rate of a task first, or those of a method."""
-        if self.method:
-            return dict(task.methods.get(self.method, {}))
-        low, high = task.learning_rates
-        return {"lr": Range(low, high, float(f"{(low * high) ** 0.5:.3g}")), **self.ranges}
+        """Those of the loss, after those of the optimiser on a task; or those of a method."""
+        return dict(task.methods.get(self.method, {})) if self.method else {**task.ranges, **self.ranges}
 
     def terms(self, settings: Mapping[str, Any], default_signature: str) -> list[tuple[float, str, Loss]]:
         """Weight, call signature and loss of each term, with these settings."""
-        chosen = {name: value for name, value in settings.items() if name != "lr"}
+        chosen = {name: value for name, value in settings.items() if name in self.ranges}
         if not self.parts:
             return [(1.0, self.signature or default_signature, self.build(**chosen))]
         weight = chosen.pop("weight")

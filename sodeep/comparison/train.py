@@ -250,8 +250,8 @@ class Training:
         self.weights = [p for p in self.modules.parameters() if p.requires_grad]
         self._lowered = False
         self._scale: float | None = None
-        rate = job.settings["lr"]
-        self.optimizer = torch.optim.AdamW(self.weights, rate, weight_decay=1e-4, eps=task.epsilon, fused=True)
+        settings = {"weight_decay": 1e-4, **{name: job.settings[name] for name in task.ranges}}
+        self.optimizer = torch.optim.AdamW(self.weights, **settings, eps=task.epsilon, fused=True)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self._rate)
         self.steps = self.best_step = 0
         self.flat: bool | None = None

@@ -72,8 +72,8 @@ class Task(ABC):
     """Steps after which a training ends by default, if the validation metric still rises."""
     validate_every: ClassVar[int]
     """Steps between two validations."""
-    learning_rates: ClassVar[tuple[float, float]]
-    """The lowest and the highest learning rate that is searched, for every loss."""
+    ranges: ClassVar[Ranges]
+    """Settings of the optimiser (AdamW) that are searched for every loss: "lr", and "weight_decay" where it matters."""
     methods: ClassVar[Mapping[str, Ranges]] = {"untrained": {}}
     """Models without training steps -> the ranges of their settings (`fit`)."""
 

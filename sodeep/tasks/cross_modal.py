@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sodeep import metrics
+from sodeep._core.search import Range
 from sodeep._core.ties import tie_equal_rows
 from sodeep.datasets.captions import CROSS_MODAL
 from sodeep.datasets.generated import shapes
@@ -84,7 +85,7 @@ class CrossModal(Task):
     options = ("semantic", "text_features")
     max_steps = 5000
     validate_every = 100
-    learning_rates = (2e-4, 3e-2)
+    ranges = {"lr": Range(2e-4, 3e-2, 3e-3)}  # noqa: RUF012
     layouts = CROSS_MODAL
     tensors = ("items", "owner", "captions", "codes")
     generated = staticmethod(shapes)

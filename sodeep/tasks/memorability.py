@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from sodeep import metrics
 from sodeep._core.checks import user_path
+from sodeep._core.search import Range
 from sodeep.datasets.generated import noisy_scores
 from sodeep.datasets.memorability import MEMORABILITY, table_data
 from sodeep.datasets.splits import given_split
@@ -64,7 +65,7 @@ class Memorability(Task):
     reading = ("target", "text", "predictors")
     max_steps = 5000
     validate_every = 50
-    learning_rates = (1e-4, 3e-2)
+    ranges = {"lr": Range(3e-4, 2e-2, 2e-3), "weight_decay": Range(0.1, 50, 5.0)}  # noqa: RUF012
     layouts = MEMORABILITY
     tensors = ("features", "target", "ranks", "normal_scores")
     generated = staticmethod(noisy_scores)

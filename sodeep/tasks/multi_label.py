@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sodeep import metrics
-from sodeep._core.search import Ranges
+from sodeep._core.search import Range, Ranges
 from sodeep.datasets.generated import topics
 from sodeep.datasets.layouts import Layout
 from sodeep.datasets.multi_label import MULTI_LABEL
@@ -52,7 +52,7 @@ class MultiLabel(Task):
     options: ClassVar[tuple[str, ...]] = ("text_features",)
     max_steps = 5000
     validate_every = 100
-    learning_rates = (1e-3, 1e-1)
+    ranges: ClassVar[Ranges] = {"lr": Range(3e-3, 2e-1, 2e-2), "weight_decay": Range(1e-4, 0.3, 1e-2)}
     layouts: ClassVar[Mapping[str, Layout]] = MULTI_LABEL
     tensors = ("inputs", "labels", "known")
     generated = staticmethod(topics)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sodeep import metrics
+from sodeep._core.search import Range
 from sodeep.datasets.generated import characters
 from sodeep.datasets.retrieval import RETRIEVAL
 from sodeep.datasets.splits import split_classes
@@ -49,7 +50,7 @@ class Retrieval(Task):
     methods = {**Task.methods, "raw": {}}  # noqa: RUF012
     max_steps = 5000
     validate_every = 100
-    learning_rates = (2e-4, 2e-2)
+    ranges = {"lr": Range(2e-4, 2e-2, 2e-3)}  # noqa: RUF012
     layouts = RETRIEVAL
     tensors = ("items", "labels")
     generated = staticmethod(characters)
