@@ -35,8 +35,6 @@ from sodeep.tasks import TASKS, Task
 LEAST_GAIN = 1e-3
 """The validation metric is flat when it has not risen by more than this for `Length.patience` validations."""
 
-SCALE_EVERY_STEP = False
-
 LOWERED = 0.1
 """When it is flat, training goes on once from the best weights, with the learning rate lowered by this factor."""
 
@@ -235,9 +233,13 @@ def is_outside(error: Exception) -> bool:
 
 
 class Training:
-    """One training; its steps are numbered from 1. Its model has the weights of the best validation when it is done."""
+    """One training; its steps are numbered from 1. Its model has the weights of the best validation when it is done.
 
-    def __init__(self, task: Task, loss: LossSpec, job: Job) -> None:
+    Gradients are scaled by one constant, the norm of the first, so that the epsilon of AdamW means the same for every
+    loss; with `scale_every_step` by the norm of each (scripts/check_gradient_scaling.py compares them).
+    """
+
+    def __init__(self, task: Task, loss: LossSpec, job: Job, *, scale_every_step: bool = False) -> None:
         self.task = task
         self.length = job.length
         self.model = task.model().to(job.device)
@@ -250,6 +252,7 @@ class Training:
         self.weights = [p for p in self.modules.parameters() if p.requires_grad]
         self._lowered = False
         self._scale: float | None = None
+        self._scale_every_step = scale_every_step
         settings = {"weight_decay": 1e-4, **{name: job.settings[name] for name in task.ranges}}
         self.optimizer = torch.optim.AdamW(self.weights, **settings, eps=task.epsilon, fused=True)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self._rate)
@@ -349,8 +352,8 @@ class Training:
         if not math.isfinite(norm):  # before it reaches the weights
             numbers["gradient norm"] = norm
             raise TrainingError(step, {"step": step, "reason": "the gradient is not finite", "values": numbers})
-        if self._scale is None or SCALE_EVERY_STEP:  # so that epsilon means the same for every loss
-            self._scale = max(norm, 1e-30) if norm > 0 else None
+        if norm > 0 and (self._scale is None or self._scale_every_step):
+            self._scale = norm
         for gradient in gradients:
             gradient.div_(self._scale or 1.0)
         self.optimizer.step()
