@@ -127,6 +127,7 @@ LOSSES: dict[str, LossSpec] = {
     "fast-ap": LossSpec(losses_.FastAPLoss, ("num_bins", (10, 20))),
     "sup-ap": LossSpec(losses_.SupAPLoss, ("tau", (0.01, 0.05))),
     "recall-at-k": LossSpec(losses_.RecallAtKLoss, ("tau_rank", (0.01, 0.05))),
+    "svm-ap": LossSpec(losses_.SVMAPLoss, ("scale", (10.0, 50.0))),
     "asp": LossSpec(losses_.ASPLoss, ("tau", (0.01, 0.05)), signature="semantic"),
     # pairs
     "contrastive": LossSpec(losses_.ContrastiveLoss, ("negative_margin", (0.3, 0.6))),
