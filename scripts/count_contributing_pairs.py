@@ -5,11 +5,12 @@
     scripts/count_contributing_pairs.py --data DIR/emoji         # and encoders trained on emoji with each loss
 
 Batches are those of Bleeker & de Rijke 2022: 128 images with five captions each. Triplet and NT-Xent take the first
-caption of each image, Smooth-AP all five. Two counts of a query: by the rule of the paper (COCOS), one a loss; and by
-`sodeep.contributing_pairs`, one definition for all: negatives whose weight is above a hundredth of the query's largest.
-"zero" are queries without any, which are left out of the mean. "As released" is the rule for Smooth-AP from caption to
-image as its code has it: the positives of caption i are looked for in the columns 5 i to 5 i + 4, which do not exist
-beyond i = 25.
+caption of each image, Smooth-AP all five. Counts of a query: by the rule of the paper (COCOS), one a loss; and by
+`sodeep.contributing_pairs`, one definition for all: negatives whose weight is above a hundredth of the largest of the
+query, a hundredth of the largest of the batch, or above 0.01 (of the loss of the query, by its cosine). "zero" are
+queries without any, which are left out of the mean; by the first of the three there is none that has a gradient, by
+construction. "As released" is the rule for Smooth-AP from caption to image as its code has it: the positives of caption
+i are looked for in the columns 5 i to 5 i + 4, which do not exist beyond i = 25.
 """
 
 import functools
@@ -30,6 +31,9 @@ LOSSES: dict[str, torch.nn.Module] = {
     "nt-xent": sodeep.NTXentLoss(TEMPERATURE),
     "smooth-ap": sodeep.SmoothAPLoss(TAU),
 }
+
+SCALES: tuple[str | None, ...] = ("query", "batch", None)
+"""What the threshold is relative to; None: absolute."""
 
 
 def triplet_hard(scores: Tensor, relevant: Tensor) -> int:
@@ -106,19 +110,24 @@ def summary(counts: Sequence[float], batches: int) -> tuple[str, str]:
 def lines(embeddings: str, name: str, batches: Sequence[tuple[Tensor, Tensor]]) -> Iterator[str]:
     """A line of the table for each way."""
     for way in ("i2t", "t2i"):
-        by_rule, by_weight, by_release, hits = [], [], [], []
+        by_rule, by_release, hits = [], [], []
+        by_weight: dict[str | None, list[float]] = {scale: [] for scale in SCALES}
         for images, captions in batches:
             every = captions if name == "smooth-ap" else captions[::CAPTIONS]
             scores = torch.nn.functional.normalize(images) @ torch.nn.functional.normalize(every).T
             relevant = torch.arange(IMAGES)[:, None] == torch.arange(len(every)) * IMAGES // len(every)
             scores, relevant = (scores, relevant) if way == "i2t" else (scores.T, relevant.T)
             by_rule += [RULES[name](*row) for row in zip(scores, relevant, strict=True)]
-            by_weight += sodeep.contributing_pairs(LOSSES[name], scores, relevant, threshold=LEAST).negatives.tolist()
+            for scale, counts in by_weight.items():
+                least = LEAST / len(scores) if scale is None else LEAST  # the loss is a mean over the queries
+                found = sodeep.contributing_pairs(LOSSES[name], scores, relevant, threshold=least, relative_to=scale)
+                counts += found.negatives.tolist()
             hits += sodeep.hit_rate_at_k(scores, relevant, k=1).tolist()
             by_release += released(scores) if (name, way) == ("smooth-ap", "t2i") else []
         queries = len(by_rule) // len(batches)
         cells = [embeddings, name, way, f"{sum(hits) / len(hits):.2f}", str(queries)]
-        cells += [*summary(by_rule, len(batches)), *summary(by_weight, len(batches))]
+        for counts in (by_rule, *by_weight.values()):
+            cells += summary(counts, len(batches))
         cells += summary(by_release, len(batches)) if by_release else ["", ""]
         yield "| " + " | ".join(cells) + " |"
 
@@ -138,8 +147,9 @@ def main(data: Path | None, epochs: int, out: Path | None) -> None:
         "",
         *(line for line in __doc__.split("\n\n")[2].splitlines()),
         "",
-        "| embeddings | loss | way | R@1 | queries | COCOS | zero | by weight | zero | as released | zero |",
-        "|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| embeddings | loss | way | R@1 | queries | COCOS | zero | of the query | zero | of the batch | zero "
+        "| absolute | zero | as released | zero |",
+        f"|---|---|---{'|---:' * 12}|",
     ]
     for title, make in embeddings.items():
         for name in LOSSES:

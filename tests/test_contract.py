@@ -99,6 +99,7 @@ LOSSES = {
         sodeep.sup_ap_loss, sodeep.SupAPLoss, {}, ONE, smooth={"tau": 0.1, "delta": 0.3, "rho": 2.0}, lr=10
     ),
     "recall_at_k": Member(sodeep.recall_at_k_loss, sodeep.RecallAtKLoss, {}, ONE, smooth={"tau_rank": 0.1}, lr=10),
+    "svm_ap": Member(sodeep.svm_ap_loss, sodeep.SVMAPLoss, {"scale": 10.0}, ONE, smooth={"scale": 1.0}, lr=10),
     "asp": Member(sodeep.asp_loss, sodeep.ASPLoss, {}, "a real item", "semantic", smooth={"tau": 0.1}),
     "asp_ranked": Member(
         sodeep.asp_loss, sodeep.ASPLoss, {**RANKED, "semantic_rank_fn": exact_rank}, "a real item", "semantic"

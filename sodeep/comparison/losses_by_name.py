@@ -170,6 +170,7 @@ LOSSES: dict[str, LossSpec] = {
     "fast-ap": LossSpec(losses_.FastAPLoss, {"num_bins": _BINS}),
     "sup-ap": LossSpec(losses_.SupAPLoss, {"tau": _TAU}),
     "recall-at-k": LossSpec(losses_.RecallAtKLoss, {"tau_rank": _TAU}),
+    "svm-ap": LossSpec(losses_.SVMAPLoss, {"scale": Range(1, 200, 20.0)}),
     "asp": LossSpec(losses_.ASPLoss, {"tau": _TAU}, signature="semantic"),
     # pairs
     "contrastive": LossSpec(losses_.ContrastiveLoss, {"negative_margin": Range(0.0, 0.9, 0.5, log=False)}),

@@ -21,12 +21,10 @@ import numpy as np
 import safetensors.torch
 import torch
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from sodeep._core.checks import describe
 from sodeep._core.files import write_atomic
+from sodeep._core.live_tensors import LiveTensors
 from sodeep._core.search import edge_of
 from sodeep.comparison.losses_by_name import LossSpec, loss_by_name
 from sodeep.comparison.runs import Run
@@ -376,35 +374,8 @@ def _peak_memory(device: torch.device) -> Iterator[Callable[[], int]]:
         before = torch.cuda.memory_allocated(device)
         yield lambda: torch.cuda.max_memory_allocated(device) - before
     else:
-        with _LiveTensors() as live:
+        with LiveTensors() as live:
             yield lambda: live.peak
-
-
-class _LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of the tensors that operators make inside and that are still alive.
-
-    Memory that a kernel takes and gives back within one call is not seen, nor what numpy takes.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.sizes: dict[StorageWeakRef, int] = {}
-        self.peak = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        given = {ref for ref, _ in self._storages((args, kwargs))}
-        self.sizes = {ref: size for ref, size in self.sizes.items() if not ref.expired()}  # type: ignore[no-untyped-call]
-        self.sizes.update((ref, size) for ref, size in self._storages(result) if ref not in given)
-        self.peak = max(self.peak, sum(self.sizes.values()))
-        return result
-
-    @staticmethod
-    def _storages(tree: Any) -> Iterator[tuple[StorageWeakRef, int]]:
-        for leaf in tree_leaves(tree):
-            if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided:
-                storage = leaf.untyped_storage()
-                yield StorageWeakRef(storage), storage.nbytes()  # type: ignore[no-untyped-call]
 
 
 def run_test(job: Job, chosen: Run) -> Run:

@@ -7,6 +7,7 @@ Where each is, its formula in the docstring of the function:
 * `kendall`: `kendall_loss`: pairs in the wrong order, on any rank function.
 * `smooth_ap`: `smooth_ap_loss`, `sup_ap_loss`, `recall_at_k_loss`: average precision and recall by soft comparisons.
 * `quantized_ap`: `quantized_ap_loss`, `fast_ap_loss`: average precision by histograms.
+* `svm_ap`: `svm_ap_loss`: average precision by the worst ranking that the scores favour.
 * `asp`: `asp_loss`: average semantic precision, for graded similarities.
 * `listwise`: `list_net_loss`, `list_mle_loss`, `softmax_loss`: the distribution that the scores define over a list.
 * `ranknet`: `rank_net_loss`, `lambda_rank_loss`: a logistic loss of each pair of different relevance.
@@ -145,6 +146,7 @@ from sodeep.losses.smooth_ap import (
     smooth_ap_loss as smooth_ap_loss,
     sup_ap_loss as sup_ap_loss,
 )
+from sodeep.losses.svm_ap import SVMAPLoss as SVMAPLoss, svm_ap_loss as svm_ap_loss
 
 if not _typing.TYPE_CHECKING:  # which go by the imports
     __all__ = sorted(k for k, value in globals().items() if k[0] != "_" and not isinstance(value, _types.ModuleType))

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sodeep._core.checks import check_finite, check_scores, check_where, describe, is_number
+from sodeep._core.checks import check_finite, check_number, check_scores, check_where, describe, is_number
 from sodeep._core.lists import as_relevance
 
 
@@ -90,21 +90,34 @@ def contributing_pairs(
     relevant: Tensor,
     *,
     threshold: float = 0.01,
+    relative_to: str | None = "query",
     where: Tensor | None = None,
 ) -> ContributingPairs:
-    """Count, query by query, the pairs whose weight is more than `threshold` times the largest weight of that query.
+    """Count, query by query, the pairs whose weight is above a threshold.
 
-    One definition for every loss, from `pair_weights`. With a hinge, where a pair takes part or does not,
-    ``threshold=0`` counts the pairs of the active hinges. The COCOS method of Bleeker & de Rijke 2022 has one rule a
-    loss instead: any hinge above zero, a softmax probability above 0.01, a slope of the sigmoid above 0.01 without
-    its 1/tau. Their counts from caption to image for SmoothAP come from the wrong columns; here which pair is
-    positive is read from `relevant` alone, so both directions of an image x caption matrix are right.
+    One definition for every loss, from `pair_weights`, and three thresholds, which answer three questions:
+
+    * ``relative_to="query"``: `threshold` times the largest weight of that query. Among how many pairs a query divides
+      its gradient, whatever its size. Every query with any gradient has such a pair, by construction.
+    * ``relative_to="batch"``: `threshold` times the largest weight of the batch. Which queries move a step: an
+      optimizer that divides by the size of the gradient, as Adam does, leaves out those far below the others.
+    * ``relative_to=None``: `threshold` itself, in the unit of the loss over the unit of the scores. Which queries the
+      loss takes as solved. For a loss that is a mean over Q lists, 0.01 / Q is a weight of 0.01 within a list. The
+      counts of two losses compare as far as their scales do.
+
+    With a hinge, where a pair takes part or does not, ``threshold=0`` counts the pairs of the active hinges. The COCOS
+    method of Bleeker & de Rijke 2022 has one rule a loss instead: any hinge above zero, a softmax probability above
+    0.01, a slope of the sigmoid above 0.01 without its 1/tau: absolute, in other words. Their counts from caption to
+    image for SmoothAP come from the wrong columns; here which pair is positive is read from `relevant` alone, so both
+    directions of an image x caption matrix are right.
 
     Args:
         loss: any callable ``loss(scores, relevant)`` to a scalar tensor, as for `pair_weights`.
         scores: (..., N), floating point, higher = closer.
         relevant: (..., N), boolean.
-        threshold: in [0, 1): part of the query's largest weight below which a pair does not count.
+        threshold: weights up to this do not count; in [0, 1), or with ``relative_to=None`` any number of at least 0.
+        relative_to: what the threshold is a part of: the largest weight of the "query" or of the "batch"; None: it is
+            absolute.
         where: (..., N), boolean, True = a real item; when given, it is passed on to the loss as ``where=``.
 
     Returns:
@@ -114,19 +127,34 @@ def contributing_pairs(
 
     Raises:
         TypeError: as `pair_weights`.
-        ValueError: as `pair_weights`, or `threshold` is outside [0, 1).
+        ValueError: as `pair_weights`, or `threshold` or `relative_to` is not as above.
+
+    References:
+        Bleeker, de Rijke. Do Lessons from Metric Learning Generalize to Image-Caption Retrieval? ECIR 2022.
 
     Example:
         >>> from sodeep.losses import NTXentLoss
         >>> scores = torch.tensor([[0.9, 0.8, 0.1, 0.0], [0.9, 0.2, 0.1, 0.0]])
-        >>> relevant = torch.tensor([[True, False, False, False], [False, False, False, False]])
-        >>> contributing_pairs(NTXentLoss(), scores, relevant)  # the second query has no positive
+        >>> relevant = torch.tensor([[True, False, False, False], [True, False, False, False]])
+        >>> contributing_pairs(NTXentLoss(), scores, relevant)  # each divides its gradient among a few pairs
+        ContributingPairs(positives=tensor([1, 1]), negatives=tensor([1, 3]), moved=tensor([True, True]))
+        >>> contributing_pairs(NTXentLoss(), scores, relevant, relative_to="batch")  # that of the second is small
         ContributingPairs(positives=tensor([1, 0]), negatives=tensor([1, 0]), moved=tensor([ True, False]))
     """
-    if not is_number(threshold) or not 0 <= threshold < 1:
+    if relative_to is None:
+        check_number(threshold, "threshold", low=0)
+    elif relative_to not in ("query", "batch"):
+        raise ValueError(f"`relative_to` must be 'query', 'batch' or None, got {describe(relative_to)}.")
+    elif not is_number(threshold) or not 0 <= threshold < 1:
         raise ValueError(f"`threshold` must be a number in [0, 1), got {describe(threshold)}.")
     weights = pair_weights(loss, scores, relevant, where).abs()
     check_finite(weights, name="d loss / d scores", remedy="Look at the gradient of the loss at those scores.")
-    counted = weights > threshold * weights.amax(-1, keepdim=True)
+    if relative_to is None:
+        counted = weights > threshold
+    else:
+        largest = weights.amax(-1, keepdim=True)
+        if relative_to == "batch" and largest.numel():
+            largest = largest.amax()
+        counted = weights > threshold * largest
     relevant = as_relevance(relevant, scores)
     return ContributingPairs((counted & relevant).sum(-1), (counted & ~relevant).sum(-1), counted.any(-1))

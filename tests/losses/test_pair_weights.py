@@ -268,6 +268,20 @@ def test_bad_threshold(threshold):
     assert str(caught.value) == f"`threshold` must be a number in [0, 1), got {threshold!r}."
 
 
+@pytest.mark.parametrize("threshold", [-0.1, float("nan"), float("inf"), "0.1"])
+def test_bad_absolute_threshold(threshold):
+    with pytest.raises(ValueError, match=r".") as caught:
+        contributing_pairs(losses.nca_loss, *batch(), threshold=threshold, relative_to=None)
+    assert str(caught.value) == f"`threshold` must be a finite number of at least 0, got {threshold!r}."
+
+
+@pytest.mark.parametrize("relative_to", ["list", 1, False])
+def test_bad_scale_of_the_threshold(relative_to):
+    with pytest.raises(ValueError, match=r".") as caught:
+        contributing_pairs(losses.nca_loss, *batch(), relative_to=relative_to)
+    assert str(caught.value) == f"`relative_to` must be 'query', 'batch' or None, got {relative_to!r}."
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # contributing_pairs
 # ---------------------------------------------------------------------------------------------------------------------
@@ -296,6 +310,44 @@ def test_counts_of_the_softmax():
     torch.testing.assert_close(counts.negatives, ((probability > 0.01 * largest) & ~relevant).sum(-1))
     torch.testing.assert_close(counts.positives, torch.ones(20, dtype=torch.int64))
     assert counts.moved.all()
+
+
+@pytest.mark.parametrize("relative_to", ["query", "batch", None])
+def test_counts_by_a_loop(relative_to):
+    """Pair by pair, against the largest weight of the query, of the batch, or against no weight at all."""
+    scores, relevant = batch(q=20, seed=9)
+    scores = scores * torch.linspace(0.2, 3, 20).unsqueeze(1)  # some queries are solved, some are far from it
+    loss = partial(losses.nt_xent_loss, temperature=0.2)
+    weights = pair_weights(loss, scores, relevant).abs().tolist()
+    counts = contributing_pairs(loss, scores, relevant, threshold=0.02, relative_to=relative_to)
+    largest = max(max(row) for row in weights)
+    for q, row in enumerate(weights):
+        least = 0.02 * {"query": max(row), "batch": largest, None: 1}[relative_to]
+        found = [place for place, weight in enumerate(row) if weight > least]
+        assert int(counts.positives[q]) == sum(bool(relevant[q, place]) for place in found)
+        assert int(counts.negatives[q]) == sum(not relevant[q, place] for place in found)
+        assert bool(counts.moved[q]) == bool(found)
+    assert counts.negatives.unique().numel() > 3
+
+
+def test_a_small_gradient_contributes_to_its_query_alone():
+    """The second query is solved: it has pairs of its own, but next to no weight in the batch or at all."""
+    scores = torch.tensor([[0.1, 0.9, 0.0], [0.9, 0.0, -0.1]])
+    relevant = torch.tensor([[True, False, False]] * 2)
+    loss = partial(losses.nt_xent_loss, temperature=0.1)
+    assert contributing_pairs(loss, scores, relevant).moved.tolist() == [True, True]
+    assert contributing_pairs(loss, scores, relevant, relative_to="batch").moved.tolist() == [True, False]
+    assert contributing_pairs(loss, scores, relevant, threshold=0.005, relative_to=None).moved.tolist() == [True, False]
+    # the absolute one does not know of the others
+    assert contributing_pairs(loss, 0 * scores, relevant, threshold=10, relative_to=None).moved.tolist() == [False] * 2
+
+
+@pytest.mark.parametrize("relative_to", ["query", "batch", None])
+def test_no_queries(relative_to):
+    scores = torch.zeros(3, 0, 4)
+    with pytest.warns(losses.UndefinedListWarning):
+        counts = contributing_pairs(losses.nca_loss, scores, scores > 0, relative_to=relative_to)
+    assert [tuple(part.shape) for part in counts] == [(3, 0)] * 3
 
 
 def test_undefined_queries_are_apart():

@@ -114,4 +114,9 @@ def test_what_was_released_counts_nothing(script, tmp_path):
     done = CliRunner().invoke(script.main, ["--out", str(tmp_path / "table.md")], catch_exceptions=False)
     assert done.exit_code == 0
     assert (tmp_path / "table.md").read_text() in done.output
-    assert len(re.findall(r"^\| noise ", done.output, re.MULTILINE)) == 4 * 3 * 2
+    rows = [line.strip("| ").split(" | ") for line in done.output.splitlines() if line.startswith("| noise ")]
+    assert len(rows) == 4 * 3 * 2
+    without = {(row[0], row[1], row[2]): [float(row[place]) for place in (6, 8, 10, 12)] for row in rows}
+    assert without["noise 1", "smooth-ap", "t2i"][1] == 0  # by construction, where the threshold is of the query
+    assert min(without["noise 1", "smooth-ap", "t2i"][place] for place in (0, 2, 3)) > 600
+    assert len({*without["noise 2", "triplet-hard", "t2i"]}) == 1  # a hinge is active or not
