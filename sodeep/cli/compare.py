@@ -112,8 +112,23 @@ class _Compare(click.Command):
 @click.option(
     "--semantic",
     metavar="SCORE",
-    help="Semantic scores that asp is trained on (cross-modal): overlap of keywords, or cider, bleu or rouge-l of "
-    "captions.  [default: the first that the data have]",
+    help="Semantic scores that asp is trained on (cross-modal): overlap of keywords, class, cider, bleu or rouge-l of "
+    "captions, or the mean of these three.  [default: the first that the data have]",
+)
+@click.option(
+    "--captions-per-item",
+    type=click.IntRange(1),
+    help="Captions of each image in a batch (cross-modal), or all it has; --batch-size counts images.  [default: 1]",
+)
+@click.option(
+    "--captions-kept",
+    type=click.IntRange(1),
+    help="Captions left of each training image (cross-modal), drawn with the seed.  [default: all]",
+)
+@click.option(
+    "--fold-size",
+    type=click.IntRange(2),
+    help="Measure the test split again as the mean over folds of so many images (cross-modal), 1000 for COCO 1K.",
 )
 @click.option(
     "--text-features",
@@ -158,6 +173,9 @@ def compare(
     batch_size: int,
     train_fraction: float,
     semantic: str | None,
+    captions_per_item: int | None,
+    captions_kept: int | None,
+    fold_size: int | None,
     text_features: str | None,
     target: str | None,
     text: str | None,
@@ -217,6 +235,9 @@ def compare(
             batch_size=batch_size,
             train_fraction=train_fraction,
             semantic=semantic,
+            captions_per_item=captions_per_item,
+            captions_kept=captions_kept,
+            fold_size=fold_size,
             text_features=text_features,
             target=target,
             text=text,

@@ -71,6 +71,9 @@ def compare(
     batch_size: int = BATCH_SIZE,
     train_fraction: float = 1.0,
     semantic: str | None = None,
+    captions_per_item: int | None = None,
+    captions_kept: int | None = None,
+    fold_size: int | None = None,
     text_features: str | None = None,
     target: str | None = None,
     text: str | None = None,
@@ -105,7 +108,15 @@ def compare(
         train_fraction: how much of the training split is trained on, above 0, up to 1; drawn with the seed, a smaller
             fraction is part of a larger one. Fewer steps, as an epoch is shorter.
         semantic: of the cross-modal task, which semantic scores "asp" and the like are trained on: "overlap" of codes,
-            or "cider", "bleu" or "rouge-l" of captions. None: the first of these that the data have.
+            "class" (1 for images of one class), or "cider", "bleu" or "rouge-l" of captions, or the "mean" of these
+            three. None: the first of these that the data have.
+        captions_per_item: of the cross-modal task, captions of each image in a batch, or all of an image that has
+            fewer. `batch_size` stays the number of images: losses take `batch_size` x `captions_per_item` captions.
+            None: 1.
+        captions_kept: of the cross-modal task, captions left of each training image, drawn with the seed; a smaller
+            number keeps part of what a larger one does. None: all.
+        fold_size: of the cross-modal task, images in a fold of the test split: every metric is measured again as the
+            mean over such folds (1,000 for "COCO 1K"). None: over the whole split alone.
         text_features: what texts are turned into: "tf-idf", or "wordllama", word vectors of the package of that name
             (`sodeep.datasets.texts`). None: "tf-idf". The name of the data says which.
         target: of the memorability task on a csv table, the column of scores. None: "score".
@@ -165,7 +176,15 @@ def compare(
     place = device_of(device)
     options = {"batch_size": batch_size, "train_fraction": train_fraction}
     options |= _options_of(
-        task_class, semantic=semantic, text_features=text_features, target=target, text=text, predictors=predictors
+        task_class,
+        semantic=semantic,
+        captions_per_item=captions_per_item,
+        captions_kept=captions_kept,
+        fold_size=fold_size,
+        text_features=text_features,
+        target=target,
+        text=text,
+        predictors=predictors,
     )
     path = None if data is None else str(user_path(data))
     load_task.cache_clear()  # by now the path may hold other data than in a comparison before
@@ -238,6 +257,9 @@ def _options_of(task_class: type[Task], **given: Any) -> dict[str, Any]:
 
 _OPTIONS = {
     "semantic": "semantic scores",
+    "captions_per_item": "captions",
+    "captions_kept": "captions",
+    "fold_size": "folds",
     "text_features": "texts",
     "target": "table of columns",
     "text": "table of columns",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -114,7 +114,10 @@ _LANGUAGES = ("en", "de", "fr", "es", "it")
 
 
 def _emoji(path: Path) -> CrossModalData:
-    """Images with a name in five languages each; keywords that two emoji or more have in common are their codes."""
+    """Images with a name in five languages each; keywords that two emoji or more have in common are their codes.
+
+    Their classes are the subcategories, where the table has them.
+    """
     with np.load(path / "emoji.npz") as arrays:
         images = arrays["google"]
     with (path / "emoji.tsv").open(newline="", encoding="utf-8-sig") as lines:
@@ -132,12 +135,13 @@ def _emoji(path: Path) -> CrossModalData:
         np.array([row["split"] for row in rows]),
         np.array([[word in words for word in shared] for words in keywords]),
         languages=[language for _, _, language in captions],
+        classes=np.array([row["subcategory"] for row in rows]) if all("subcategory" in row for row in rows) else None,
     )
 
 
 EMOJI = Layout(
     "a folder with emoji.npz (google, uint8 (N, H, W, 3)) and emoji.tsv (split, "
-    f"{', '.join(_LANGUAGES)}, tags_en; row i describes image i)",
+    f"{', '.join(_LANGUAGES)}, tags_en, and subcategory if there are classes; row i describes image i)",
     lambda path: (path / "emoji.npz").is_file() and (path / "emoji.tsv").is_file(),
     _emoji,
 )
@@ -156,8 +160,32 @@ CROSS_MODAL: dict[str, Layout] = {
     "features": features_layout(
         "cross-modal",
         lambda name, arrays, split: CrossModalData(
-            name, arrays["images"], arrays["captions"], arrays["image_of_caption"], split, _codes(arrays)
+            name,
+            arrays["images"],
+            arrays["captions"],
+            arrays["image_of_caption"],
+            split,
+            _codes(arrays),
+            classes=arrays.get("labels"),
         ),
     ),
 }
 """What ``sodeep compare cross-modal --data`` may be."""
+
+
+def keep_captions(data: CrossModalData, images: Array, count: int, seed: int) -> CrossModalData:
+    """The data with at most so many captions of each of these images, drawn with the seed; all those of the others.
+
+    Of one seed, the captions of a smaller `count` are part of those of a larger one.
+    """
+    owner = np.asarray(data.owner)
+    order = np.lexsort([np.random.default_rng([seed, 8]).random(len(owner)), owner])  # by image, shuffled within
+    place = np.arange(len(owner)) - np.searchsorted(owner[order], owner[order])
+    kept = np.sort(order[(place < count) | ~np.isin(owner[order], images)])
+    captions, languages = data.captions, data.languages
+    return replace(
+        data,
+        captions=captions[kept] if isinstance(captions, np.ndarray) else [captions[i] for i in kept],
+        owner=owner[kept],
+        languages=None if languages is None else [languages[i] for i in kept],
+    )

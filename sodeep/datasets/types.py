@@ -49,6 +49,7 @@ class CrossModalData:
             object classes); None if there are none.
         images: as in `RetrievalData`.
         languages: (M,) of str, the language of each caption, where their words are compared; None: all the same.
+        classes: (N,) of any kind, the class of each image; None: images with the same codes are of one class.
     """
 
     name: str
@@ -59,6 +60,7 @@ class CrossModalData:
     codes: Array | None = None
     images: Array | None = None
     languages: Sequence[str] | None = None
+    classes: Array | None = None
 
 
 @dataclass(frozen=True)

@@ -425,10 +425,12 @@ def pmrp(
     def mean_over_zetas(scores: Tensor, real: Tensor, queries: Tensor) -> Tensor:
         # |a - b| of codes of 0 and 1; whole numbers, exact in float32
         distance = queries.sum(-1, keepdim=True) + gallery.sum(-1) - 2 * queries @ gallery.T
+        order = Order.of(scores, distance.masked_fill(~real, torch.inf), real)  # once for all zetas
         values = []
         for zeta in zetas:
-            order = Order.of(scores, (distance <= zeta) & real, real)
-            values.append(order.hits_within(order.total) / order.total)
+            plausible = order.relevant <= zeta
+            of_zeta = order._replace(relevant=plausible, hits=plausible.cumsum(-1), total=plausible.sum(-1))
+            values.append(of_zeta.hits_within(of_zeta.total) / of_zeta.total)
         return torch.stack(values).nanmean(0)
 
     values = in_chunks(mean_over_zetas, chunk_size, scores.to(working_dtype(scores)), real, queries)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from sodeep import metrics
+from sodeep._core.checks import check_at_least
 from sodeep._core.search import Range
 from sodeep._core.ties import tie_equal_rows
-from sodeep.datasets.captions import CROSS_MODAL
+from sodeep.datasets.captions import CROSS_MODAL, keep_captions
 from sodeep.datasets.generated import shapes
 from sodeep.datasets.splits import with_validation
 from sodeep.datasets.texts import TEXT_FEATURES, static_vectors
@@ -24,6 +26,16 @@ from sodeep.tasks.semantics import TEXT_SCORES, SemanticScores
 
 _ASP = {"overlap": "ASP", **{name: f"ASP {name}" for name in TEXT_SCORES}}
 """Semantic score -> the metric that takes it as relevance."""
+
+_METRICS = {
+    "R@1 mean": True,
+    **{f"{way} R@{k}": True for way in ("i2t", "t2i") for k in (1, 5, 10)},
+    "i2t median rank": False,
+    "t2i median rank": False,
+    **{f"{way} {name}": True for name in _ASP.values() for way in ("i2t", "t2i")},
+    "i2t PMRP": True,
+    "t2i PMRP": True,
+}
 
 
 class TwoTowers(nn.Module):
@@ -38,19 +50,32 @@ class TwoTowers(nn.Module):
 class CrossModal(Task):
     """Images and captions compared by cosine. A batch holds 100 images and one caption of each.
 
+    With `captions_per_item` K, it holds K captions of each image, or all of one that has fewer, drawn without
+    replacement. All are relevant to their image, which every named loss takes. The scores, and the memory of a loss
+    with them, grow K times. A sorter for lists of 100 takes batches of at most 100 / K images.
+
     Captions in words are a learned sum over tf-idf of character n-grams; with `text_features` "wordllama", static
     vectors go through a hidden layer in its place.
 
     A loss that takes semantic scores gets graded relevance in place of pairs, 1 for an image and its own caption, and
     for others the score that `semantic` names: "overlap" of the codes (keywords, object classes) of two images,
-    Jaccard's index; or "cider", "bleu" or "rouge-l" of all their captions (`sodeep.tasks.semantics`). By default it is
-    the first of these that the data have. Other losses and all metrics are the same for every choice.
+    Jaccard's index; "class", 1 for two images of one class (or, without classes, of the same codes) and else 0; or
+    "cider", "bleu" or "rouge-l" of all their captions, or the "mean" of the three (`sodeep.tasks.semantics`). By
+    default it is the first of these that the data have. Other losses and all metrics are the same for every choice.
+
+    `captions_kept` leaves so many captions of each training image, drawn with the seed; a smaller number keeps part of
+    what a larger one does.
 
     Metrics, "i2t" from images to captions and "t2i" back: R@k, the hit rates among the first 1, 5 and 10; the median
     rank of the first right one; ASP, how well the order agrees with that of the semantic scores (Li et al., NeurIPS
     2022), "ASP" by overlap and "ASP cider" and so on by captions; PMRP (plausible matches are those whose codes differ
     in at most 0, 1, 2 places; Chun et al., CVPR 2021). Those by codes or captions are left out where there are no
-    codes, or no texts. "R@1 mean" is that of both ways.
+    codes, or no texts. "R@1 mean" is that of both ways. "ASP mean" is not the mean of three ASP, but that by the mean
+    of the three scores, as in the paper.
+
+    With `fold_size` there is a second value of each, "i2t R@1 in folds" and so on: the test images are cut, in their
+    order, into folds of that size, the images and captions of a fold are searched by each other alone, and the value
+    is the mean over the folds. Images left over are in no fold. Published figures on "COCO 1K" are those of 1,000.
 
     Details: ``ap``, ``ap_quantized`` (Q,) of the images as queries; ``rank_i2t``, ``rank_t2i``: rank of the first
     right one of each query. Of S = 16 captions as queries (8 at random, 8 of the worst): ``strip_texts`` (S,) of str,
@@ -60,15 +85,7 @@ class CrossModal(Task):
     """
 
     name = "cross-modal"
-    metrics = {  # noqa: RUF012
-        "R@1 mean": True,
-        **{f"{way} R@{k}": True for way in ("i2t", "t2i") for k in (1, 5, 10)},
-        "i2t median rank": False,
-        "t2i median rank": False,
-        **{f"{way} {name}": True for name in _ASP.values() for way in ("i2t", "t2i")},
-        "i2t PMRP": True,
-        "t2i PMRP": True,
-    }
+    metrics = {**_METRICS, **{f"{name} in folds": higher for name, higher in _METRICS.items()}}  # noqa: RUF012
     primary_metric = "R@1 mean"
     baseline = "triplet-hard"
     losses = (
@@ -82,12 +99,12 @@ class CrossModal(Task):
         "untrained",
     )
     accepts = ("relevant", "semantic")
-    options = ("semantic", "text_features")
+    options = ("semantic", "text_features", "captions_per_item", "captions_kept", "fold_size")
     max_steps = 5000
     validate_every = 100
     ranges = {"lr": Range(2e-4, 3e-2, 3e-3)}  # noqa: RUF012
     layouts = CROSS_MODAL
-    tensors = ("items", "owner", "captions", "codes")
+    tensors = ("items", "owner", "captions", "codes", "classes")
     generated = staticmethod(shapes)
 
     def __init__(
@@ -97,9 +114,16 @@ class CrossModal(Task):
         *,
         semantic: str | None = None,
         text_features: str | None = None,
+        captions_per_item: int | None = None,
+        captions_kept: int | None = None,
+        fold_size: int | None = None,
         **options: Any,
     ) -> None:
         super().__init__(data, seed, **options)
+        if captions_kept is not None:
+            check_at_least(captions_kept, 1, "captions_kept")
+            data = keep_captions(data, self.index["train"].numpy(), captions_kept, seed)
+            self.data_name += f", up to {captions_kept} of each training image's captions"
         self.items = as_input(data.items)
         self.owner = torch.from_numpy(np.asarray(data.owner, dtype=np.int64))
         self.texts = None if isinstance(data.captions, np.ndarray) else list(data.captions)
@@ -114,25 +138,65 @@ class CrossModal(Task):
             self.captions = ngram_table(data.captions, train, "char", least=2)
         self.codes: Any = None if data.codes is None else torch.from_numpy(np.asarray(data.codes, dtype=bool))
         self.text_scores: Any = None if self.texts is None else SemanticScores(self.texts, self.owner, data.languages)
-        self.semantics = ("overlap",) * (self.codes is not None) + (*TEXT_SCORES,) * (self.texts is not None)
+        self.semantics = (
+            *["overlap"] * (self.codes is not None),
+            *["class"] * (self.codes is not None or data.classes is not None),
+            *(TEXT_SCORES if self.texts is not None else ()),
+        )
         self.semantic = next(iter(self.semantics), None) if semantic is None else semantic
         if semantic is not None and semantic not in self.semantics:
             raise ValueError(
                 f"`semantic` must be a score that the data have ({', '.join(self.semantics) or 'none'}), got "
-                f"{semantic!r}. overlap needs codes; {', '.join(TEXT_SCORES)} need captions as texts."
+                f"{semantic!r}. overlap needs codes, class classes or codes; {', '.join(TEXT_SCORES)} need captions as "
+                "texts."
             )
+        self.classes: Any = self._classes(data) if self.semantic == "class" else None
         if self.semantic != next(iter(self.semantics), None):
             self.data_name += f", semantic scores by {self.semantic}"
+        self.captions_per_item = (
+            1 if captions_per_item is None else check_at_least(captions_per_item, 1, "captions_per_item")
+        )
+        if self.captions_per_item > 1:
+            self.data_name += f", up to {captions_per_item} of each image's captions in a batch"
+        self.fold_size = fold_size
+        if fold_size is not None:
+            check_at_least(fold_size, 2, "fold_size")
+            if fold_size > len(self.index["test"]) // 2:
+                raise ValueError(
+                    f"`fold_size` must be at most half the test split, which has {len(self.index['test'])} images, got "
+                    f"{fold_size}. Leave it out where the test split is one fold."
+                )
+            self.data_name += f", test folds of {fold_size}"
         self.tables: dict[tuple[str, str], Tensor] = {}
         images = data.images if data.images is not None else data.items
         self.images = images if images.dtype == np.uint8 else None
         counts = torch.bincount(self.owner, minlength=len(self.items))
         self.captions_of = np.split(self.owner.argsort(stable=True).numpy(), counts.cumsum(0)[:-1].numpy())
+        bare = self.index["train"][counts[self.index["train"]] == 0].tolist()
+        if bare:
+            raise ValueError(f"`data` must have a caption for each training image, got none for image {bare[0]}.")
 
     @classmethod
     def split_of(cls, data: CrossModalData, seed: int) -> Array:
         """That of the images."""
         return with_validation(np.asarray(data.split), seed)
+
+    def _classes(self, data: CrossModalData) -> Tensor:
+        """The class of each image as a number (N,); an image without any code has a class of its own."""
+        if data.classes is not None:
+            numbers = np.unique(np.asarray(data.classes), return_inverse=True)[1]
+        else:
+            codes = self.codes.numpy()
+            numbers = np.unique(codes, axis=0, return_inverse=True)[1].reshape(-1)
+            numbers = np.where(codes.any(1), numbers, -1 - np.arange(len(codes)))
+        train = self.index["train"].numpy()
+        count = len(np.unique(numbers[train]))
+        if not 1 < count < len(train):
+            raise ValueError(
+                f"`semantic` class must have two classes or more and two images of a class, got {count} "
+                f"class{'es' * (count != 1)} of {len(train)} training images. Choose another score."
+            )
+        return torch.from_numpy(numbers)
 
     def lacks(self, needed: str) -> str | None:
         """Graded relevance, where there are neither codes nor captions as texts: only pairs are left to train on."""
@@ -144,11 +208,16 @@ class CrossModal(Task):
         )
 
     def batches(self, epoch: int) -> Iterator[Array]:
-        """Pairs (B, 2) of an image and one of its captions; every image once an epoch."""
+        """Pairs (P, 2) of an image and one of its captions, those of an image together; every image once an epoch."""
         rng = np.random.default_rng([self.seed, epoch, 1])
+        most = self.captions_per_item
         for images in super().batches(epoch):
-            captions = [rng.choice(self.captions_of[i]) for i in images]
-            yield np.stack([images, captions], axis=1)
+            if most == 1:
+                captions = [rng.choice(self.captions_of[i]) for i in images]
+                yield np.stack([images, captions], axis=1)
+                continue
+            drawn = [rng.permutation(self.captions_of[i])[:most] for i in images]
+            yield np.stack([np.repeat(images, [len(some) for some in drawn]), np.concatenate(drawn)], axis=1)
 
     def model(self) -> TwoTowers:
         """A small convolutional net and a linear layer on character n-grams, or hidden layers on features."""
@@ -159,38 +228,50 @@ class CrossModal(Task):
 
     def forward(self, model: nn.Module, batch: Array) -> dict[str, Callable[[Loss], Tensor]]:
         """The mean of both directions, images to captions and back."""
-        images, captions = torch.from_numpy(batch).to(self.items.device).unbind(1)
+        first = np.diff(batch[:, 0], prepend=-1) != 0  # of the pairs of an image
+        parts = batch[first, 0], batch[:, 1], first.cumsum() - 1
+        images, captions, place = (torch.from_numpy(part).to(self.items.device) for part in parts)
         towers: Any = model
         x, y = towers.images(self.items[images]), towers.captions(self.captions[captions])
         return {
             "relevant": lambda loss: CrossModalLoss(loss)(x, y, self._relevance(images, captions)),
-            "semantic": lambda loss: CrossModalLoss(loss)(x, y, self._graded(images, captions)),
+            "semantic": lambda loss: CrossModalLoss(loss)(x, y, self._graded(images, captions, place)),
         }
 
     def _relevance(self, images: Tensor, captions: Tensor) -> Tensor:
         return images.unsqueeze(1) == self.owner[captions].unsqueeze(0)
 
-    def _graded(self, images: Tensor, captions: Tensor) -> Tensor:
-        """Graded relevance of captions to images, in [0, 1], 1 for an image's own: what losses are trained on."""
+    def _graded(self, images: Tensor, captions: Tensor, place: Tensor) -> Tensor:
+        """Graded relevance of captions to images, in [0, 1], 1 for an image's own: what losses are trained on.
+
+        `place` says which of the images each caption belongs to.
+        """
         pairs = self._relevance(images, captions).float()
         if self.semantic is None:
             return pairs
-        return torch.maximum(self._semantic(self.semantic, images, self.owner[captions]), pairs)
+        return torch.maximum(self._semantic(self.semantic, images)[:, place], pairs)
 
-    def _semantic(self, name: str, images: Tensor, others: Tensor) -> Tensor:
-        """Semantic scores of images (P,) with others (Q,), in [0, 1]."""
+    def _semantic(self, name: str, images: Tensor) -> Tensor:
+        """Semantic scores of every two of n images (n, n), in [0, 1]."""
+        if name == "class":
+            x = self.classes[images]
+            same: Tensor = (x.unsqueeze(1) == x).float()
+            return same
         if name != "overlap":
-            return torch.from_numpy(self.text_scores(name, images.cpu(), others.cpu())).to(images.device)
-        x, y = self.codes[images].float(), self.codes[others].float()
-        both = x @ y.T
-        jaccard: Tensor = both / (x.sum(1, keepdim=True) + y.sum(1) - both).clamp(min=1)
+            return torch.from_numpy(self.text_scores(name, images.cpu(), images.cpu())).to(images.device)
+        x = self.codes[images].float()
+        both = x @ x.T
+        jaccard: Tensor = both / (x.sum(1, keepdim=True) + x.sum(1) - both).clamp(min=1)
         return jaccard
 
     def _table(self, name: str, split: str) -> Tensor:
         """The semantic scores of every two images of a split, kept, since every evaluation needs them."""
         if (name, split) not in self.tables:
-            images = self.index[split].to(self.owner.device)
-            self.tables[name, split] = self._semantic(name, images, images)
+            if name == "mean":  # of three that are there already
+                table = torch.stack([self._table(other, split) for other in ("cider", "bleu", "rouge-l")]).mean(0)
+            else:
+                table = self._semantic(name, self.index[split].to(self.owner.device))
+            self.tables[name, split] = table
         return self.tables[name, split]
 
     def evaluate(self, model: nn.Module, split: str, details: bool = False) -> TaskMetrics:
@@ -201,26 +282,46 @@ class CrossModal(Task):
         captions = torch.isin(self.owner, images).nonzero().squeeze(1)
         x, y = encode(towers.images, self.items[images]), encode(towers.captions, self.captions[captions])
         scores = tie_equal_rows(nn.functional.normalize(x) @ nn.functional.normalize(y).T, x, y)
+        values, ranks = self._values(scores, images, captions, split)
+        if self.fold_size is not None and split == "test":
+            folds = [self._values(*fold, split)[0] for fold in self._folds(self.fold_size, scores, images, captions)]
+            values |= {f"{name} in folds": fmean(fold[name] for fold in folds) for name in values}
+        if not details:
+            return TaskMetrics(values)
+        return TaskMetrics(values, self._details(x, images, captions, scores, self._relevance(images, captions), ranks))
+
+    def _folds(
+        self, size: int, scores: Tensor, images: Tensor, captions: Tensor
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Scores, images and captions of each fold."""
+        for start in range(0, len(images) - size + 1, size):
+            rows = slice(start, start + size)
+            columns = torch.isin(self.owner[captions], images[rows])
+            yield scores[rows, columns], images[rows], captions[columns]
+
+    def _values(
+        self, scores: Tensor, images: Tensor, captions: Tensor, split: str
+    ) -> tuple[dict[str, float], dict[str, Tensor]]:
+        """The metrics of images of a split and their captions, searched by each other; and the ranks of `_details`."""
         relevant = self._relevance(images, captions)
+        back = scores.T.contiguous()
         values: dict[str, float] = {}
         ranks = {}
-        for way, s, r in (("i2t", scores, relevant), ("t2i", scores.T, relevant.T)):
+        for way, s, r in (("i2t", scores, relevant), ("t2i", back, relevant.T.contiguous())):
             values |= {f"{way} R@{k}": metrics.hit_rate_at_k(s, r, k=k).mean().item() for k in (1, 5, 10)}
             ranks[way] = metrics.median_rank(s, r)
             values[f"{way} median rank"] = ranks[way].median().item()
             if self.codes is not None:
                 rows, columns = (images, self.owner[captions]) if way == "i2t" else (self.owner[captions], images)
                 values[f"{way} PMRP"] = metrics.pmrp(s, self.codes[rows], self.codes[columns]).nanmean().item()
-        place = torch.searchsorted(images, self.owner[captions])
-        for name in self.semantics:
-            graded = torch.maximum(self._table(name, split)[:, place], relevant.float())
+        index = self.index[split].to(images.device)
+        place, place_of_owner = torch.searchsorted(index, images), torch.searchsorted(index, self.owner[captions])
+        for name in (name for name in self.semantics if name in _ASP):
+            graded = torch.maximum(self._table(name, split)[place][:, place_of_owner], relevant.float())
             values[f"i2t {_ASP[name]}"] = metrics.asp(scores, graded).mean().item()
-            values[f"t2i {_ASP[name]}"] = metrics.asp(scores.T, graded.T).mean().item()
+            values[f"t2i {_ASP[name]}"] = metrics.asp(back, graded.T.contiguous()).mean().item()
         values["R@1 mean"] = (values["i2t R@1"] + values["t2i R@1"]) / 2
-        values = {name: values[name] for name in self.metrics if name in values}
-        if not details:
-            return TaskMetrics(values)
-        return TaskMetrics(values, self._details(x, images, captions, scores, relevant, ranks))
+        return {name: values[name] for name in _METRICS if name in values}, ranks
 
     def _details(
         self,

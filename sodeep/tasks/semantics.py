@@ -1,4 +1,4 @@
-"""Semantic similarity of images by their captions: CIDEr, BLEU and ROUGE-L between captions.
+"""Semantic similarity of images by their captions: CIDEr, BLEU and ROUGE-L between captions, and the mean of the three.
 
 Captions are compared word by word, in lower case and without punctuation, and only with captions of their language.
 The score of two images is the mean over all such pairs of a caption of each.
@@ -147,6 +147,11 @@ def rouge_l(x: Captions, y: Captions) -> Any:
     return sparse.csr_array((score, (i, j)), (len(x.words), len(y.words)))
 
 
+def mean_score(x: Captions, y: Captions) -> Any:
+    """The mean of CIDEr, BLEU and ROUGE-L, all in [0, 1] (Li et al., NeurIPS 2022, appendix C)."""
+    return (cider(x, y) + symmetric_bleu(x, y) + rouge_l(x, y)) / 3
+
+
 def _with_a_common_word(x: Captions, y: Captions) -> tuple[Array, Array]:
     """Rows of x and of y; all other pairs score 0."""
     i, j = (x.counts[0] @ y.counts[0].T).nonzero()
@@ -157,6 +162,7 @@ TEXT_SCORES: dict[str, Callable[[Captions, Captions], Any]] = {
     "cider": cider,
     "bleu": symmetric_bleu,
     "rouge-l": rouge_l,
+    "mean": mean_score,
 }
 """Scores of captions (A) with captions (B) by name: sparse (A, B), in [0, 1], the same from y to x as from x to y."""
 

@@ -725,6 +725,29 @@ def test_semantic_scores_are_those_of_the_cross_modal_task(tmp_path):
         compare("toy", ["bce"], out=tmp_path, semantic="bleu")
 
 
+def test_options_on_captions_are_those_of_the_cross_modal_task(tmp_path):
+    for option, lacking in (("captions_per_item", "captions"), ("captions_kept", "captions"), ("fold_size", "folds")):
+        expected = f"`{option}` must not be given for the toy task, which has no {lacking}, got 7."
+        with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
+            compare("toy", ["bce"], out=tmp_path, **{option: 7})
+
+
+def test_options_on_captions_from_python_and_the_command_line(tmp_path):
+    options = {"semantic": "mean", "captions_per_item": 2, "captions_kept": 1, "fold_size": 50}
+    runs = compare("cross-modal", ["asp"], out=tmp_path, seeds=1, epochs=1, **options)
+    assert {run.status for run in runs} == {"ok"}
+    assert {run.data for run in runs} == {
+        "synthetic shapes (generated, no real data), up to 1 of each training image's captions, "
+        "semantic scores by mean, up to 2 of each image's captions in a batch, test folds of 50"
+    }
+    assert {"i2t ASP mean", "i2t ASP mean in folds", "R@1 mean in folds"} <= set(runs[-1].metrics)
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    result = run("cross-modal", "--loss", "asp", "--seeds", "1", "--epochs", "1", "--out", str(tmp_path), *given)
+    assert result.exit_code == 0
+    assert "i2t R@1 in folds" in result.output
+    assert read_runs(tmp_path) == runs
+
+
 def test_two_processes_do_the_same_as_one(finished, tmp_path):
     _, runs, _ = finished
     again = compare("memorability", ["mse", "spearman:laplace"], out=tmp_path, jobs=2, **TINY)

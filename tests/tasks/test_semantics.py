@@ -109,7 +109,7 @@ def test_case_and_punctuation_do_not_count(name):
     scores = SemanticScores(texts, range(5))(name, range(5), range(5))
     expected = np.zeros((5, 5))
     expected[:2, :2] = 1
-    expected[4, 4] = 1 / 4 if name == "cider" else 1  # a single word has no longer n-grams
+    expected[4, 4] = {"cider": 1 / 4, "mean": 3 / 4}.get(name, 1)  # a single word has no longer n-grams
     np.testing.assert_allclose(scores, expected, atol=1e-6)
 
 
@@ -121,11 +121,19 @@ def test_words_of_two_languages_differ(name):
     assert (found[1] > 0).all()
 
 
+def test_the_mean_is_of_the_three_others():
+    texts = sentences(30)
+    scores = SemanticScores(texts, np.arange(30) // 2)
+    every = np.arange(15)
+    three = [scores(name, every, every) for name in ("cider", "bleu", "rouge-l")]
+    np.testing.assert_allclose(scores("mean", every, every), np.mean(three, axis=0), atol=1e-6)
+
+
 def test_no_images():
     assert SemanticScores(["a", "b"], [0, 1])("bleu", [], [0, 1]).shape == (0, 2)
 
 
 def test_an_unknown_score_names_the_choices():
-    expected = "`name` must be one of cider, bleu, rouge-l, got 'meteor'."
+    expected = "`name` must be one of cider, bleu, rouge-l, mean, got 'meteor'."
     with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
         SemanticScores(["a"], [0])("meteor", [0], [0])

@@ -466,7 +466,7 @@ def test_equal_captions_tie():
     np.testing.assert_allclose(found["i2t R@1"], 1 / 3, rtol=1e-6)
 
 
-@pytest.mark.parametrize("semantic", ["overlap", "cider", "bleu", "rouge-l"])
+@pytest.mark.parametrize("semantic", ["overlap", "cider", "bleu", "rouge-l", "mean"])
 def test_semantic_scores_that_losses_are_trained_on(semantic):
     data = captioned()
     task = CrossModal(data, semantic=semantic)
@@ -490,10 +490,10 @@ def test_the_first_semantic_score_that_the_data_have_is_the_default():
     assert CrossModal(captioned()).semantic == "overlap"
     assert CrossModal(captioned(codes=False)).semantic == "cider"
     assert CrossModal(cross_modal_data(codes=False)).semantic is None
-    needs = "overlap needs codes; cider, bleu, rouge-l need captions as texts."
+    needs = "overlap needs codes, class classes or codes; cider, bleu, rouge-l, mean need captions as texts."
     for data, semantic, has in (
-        (captioned(codes=False), "overlap", "cider, bleu, rouge-l"),
-        (cross_modal_data(), "bleu", "overlap"),
+        (captioned(codes=False), "overlap", "cider, bleu, rouge-l, mean"),
+        (cross_modal_data(), "bleu", "overlap, class"),
         (cross_modal_data(codes=False), "meteor", "none"),
     ):
         expected = f"`semantic` must be a score that the data have ({has}), got '{semantic}'. {needs}"
