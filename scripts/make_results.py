@@ -1,21 +1,30 @@
 #!/usr/bin/env python3
 """The comparisons that docs/results.md quotes: run them, or go on, and put their reports into docs/results/.
 
-    scripts/make_results.py                                            # what there is, with its commands
-    scripts/make_results.py sentences omniglot --data-root DIR --jobs 2
-    SODEEP_DATA=DIR scripts/make_results.py batch-size                 # five comparisons, then one table of them
-    scripts/make_results.py toy --trial                                # tries the script: two seeds, one epoch
+    scripts/make_results.py                                        # what there is, with its commands
+    scripts/make_results.py all --data-root DIR --jobs 2           # everything; several nights on two cores
+    scripts/make_results.py all --data-root DIR --hours 8          # as far as one night gets; again goes on
+    SODEEP_DATA=DIR scripts/make_results.py batch-size             # several comparisons, then one table of them
+    scripts/make_results.py all --data-root DIR --quick --loss my:Loss  # a loss that changed, in ten minutes
+    scripts/make_results.py toy --trial                            # tries the script: two seeds, a few steps
 
 A comparison is one `sodeep compare` command and keeps its runs in runs/results/NAME, with its full report: the same
-command again goes on where it was stopped. NAME.md, NAME.json and two small figures are copied. No real data are.
+command again goes on where it was stopped. NAME.md, NAME.json and two small figures are copied, and the runs without
+their arrays to docs/results/runs/NAME, finished or not: from there a comparison goes on where runs/ is gone. No real
+data are copied.
 """
 
 import datetime
+import gzip
 import json
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +32,12 @@ import click
 import numpy as np
 from _machine import cpu
 
+from sodeep._core.files import write_atomic
 from sodeep.comparison.losses_by_name import loss_by_name
 from sodeep.comparison.read import read_comparison
+from sodeep.comparison.runs import read_runs
 from sodeep.report.write import draw_figures
+from sodeep.tasks import TASKS
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = {
@@ -38,50 +50,63 @@ DATA = {
 """Folders under the data root, and what is in them."""
 
 REGRESSION = (
-    "--loss mse --loss l1 --loss spearman:laplace --loss spearman:sigmoid --loss spearman:blackbox "
-    "--loss spearman:straight-through --loss spearman:set --loss spearman:lstm --loss spearman:cnn "
-    "--loss peer:torchsort --loss peer:torchsort-0.1"
+    "--loss mse --loss mse-ranks --loss mse-normal-scores --loss pearson --loss l1 --loss ridge --loss untrained "
+    "--loss spearman:laplace --loss spearman:straight-through --loss spearman:set "
+    "--loss mse-normal-scores+spearman:laplace --loss mse-normal-scores+spearman:set --loss spearman:sigmoid-fixed "
+    "--loss spearman:blackbox --loss peer:torchsort"
 )
 RETRIEVAL = (
     "--loss multi-similarity --loss nt-xent --loss triplet --loss contrastive --loss smooth-ap --loss quantized-ap "
-    "--loss map:laplace --loss map:set"
+    "--loss map:laplace --loss map:set --loss raw --loss untrained"
+)
+CAPTIONS = (
+    "--loss triplet-hard --loss triplet --loss nt-xent --loss smooth-ap --loss recall:laplace --loss recall:set "
+    "--loss triplet,recall:laplace --loss triplet,recall:set --loss triplet-hard+asp --loss untrained"
+)
+LABELS = (
+    "--loss bce --loss bce,bce --loss bce+map:laplace --loss bce+map:set --loss bce+smooth-ap "
+    "--loss bce,bce+map:laplace --loss bce,bce+map:set"
 )
 
-LABELS = "--loss bce --loss bce+map:laplace --loss bce+map:set --loss bce+smooth-ap"
+SENTENCES = f"memorability --data $SODEEP_DATA/sentence_memorability --seeds 8 --trials 8 {REGRESSION}"
+
+OMNIGLOT = "retrieval --data $SODEEP_DATA/omniglot_small --seeds 5 --search-seeds 1 --trials 8"
 
 RESULTS = {
-    "sentences": {"": f"memorability --data $SODEEP_DATA/sentence_memorability --seeds 10 {REGRESSION}"},
-    "diabetes": {"": f"memorability --data runs/results/diabetes.csv --epochs 150 --seeds 10 {REGRESSION}"},
-    "omniglot": {
-        "": f"retrieval --data $SODEEP_DATA/omniglot_small --epochs 25 --seeds 5 {RETRIEVAL} "
-        "--loss peer:multi-similarity"
+    "sentences": {"vectors": f"{SENTENCES} --text-features wordllama", "tf-idf": SENTENCES},
+    "diabetes": {"": f"memorability --data runs/results/diabetes.csv --seeds 8 --trials 8 {REGRESSION}"},
+    "toy": {"": "toy --seeds 8 --trials 8"},
+    "goemotions": {"": f"multi-label --data $SODEEP_DATA/goemotions --seeds 5 --search-seeds 1 --trials 8 {LABELS}"},
+    "emoji": {"": f"cross-modal --data $SODEEP_DATA/emoji --seeds 5 --search-seeds 1 --trials 8 {CAPTIONS}"},
+    "omniglot": {"": f"{OMNIGLOT} {RETRIEVAL}"},
+    "clothing": {
+        "": "retrieval --data $SODEEP_DATA/clothing_small_64px --image-features efficientnet-lite0 --seeds 8 "
+        f"--search-seeds 2 --trials 8 {RETRIEVAL}"
     },
-    "clothing": {"": f"retrieval --data $SODEEP_DATA/clothing_small_64px --epochs 6 --seeds 3 {RETRIEVAL}"},
-    "emoji": {"": "cross-modal --data $SODEEP_DATA/emoji --epochs 15 --seeds 5"},
-    "goemotions": {"": f"multi-label --data $SODEEP_DATA/goemotions --epochs 3 --seeds 5 {LABELS}"},
-    "toy": {"": "toy --seeds 10"},
-    # as many epochs, so fewer steps the larger the batch (Wang et al. 2019, supplement, tables 1 and 2)
+    # Wang et al. 2019, supplement, tables 1 and 2: at equal steps, and trained until flat
     "batch-size": {
-        f"{size}": "retrieval --data $SODEEP_DATA/omniglot_small --epochs 12 --seeds 3 --loss multi-similarity "
-        f"--batch-size {size}"
+        f"{size}{name}": f"{OMNIGLOT} --seeds 3 --loss multi-similarity --batch-size {size}{length}"
         for size in (20, 80, 320)
+        for name, length in (("-steps", " --max-steps 500 --patience 0"), ("-flat", ""))
     },
     # what semantic scores are made of (Li et al. 2022, appendix); without asp they make no difference
     "semantic": {
-        score: f"cross-modal --data $SODEEP_DATA/emoji --epochs 15 --seeds 3{plain} --loss triplet-hard+asp "
-        f"--semantic {score}"
-        for score, plain in (("overlap", " --loss triplet-hard"), ("cider", ""), ("bleu", ""), ("rouge-l", ""))
+        score: f"cross-modal --data $SODEEP_DATA/emoji --seeds 3 --search-seeds 1 --trials 4{plain} "
+        f"--loss triplet-hard+asp --semantic {score}"
+        for score, plain in (("class", " --loss triplet-hard"), ("overlap", ""), ("mean", ""))
     },
-    # how much of the training split there is (the same)
-    "train-fraction": {
-        f"{percent}": "cross-modal --data $SODEEP_DATA/emoji --epochs 15 --seeds 3 --loss triplet-hard "
-        f"--loss triplet-hard+asp --train-fraction {percent / 100:g}"
-        for percent in (40, 70, 100)
+    # how many captions there are to train on (the same, Table 2)
+    "captions-kept": {
+        f"{count}": "cross-modal --data $SODEEP_DATA/emoji --seeds 3 --search-seeds 1 --trials 4 --loss triplet-hard "
+        f"--loss triplet-hard+asp --captions-kept {count}"
+        for count in (1, 3, 5)
     },
     "contributing": {"": "scripts/count_contributing_pairs.py --data $SODEEP_DATA/emoji"},
 }
 """Name -> its comparisons: options of `sodeep compare`, one comparison or several that are set side by side."""
 
+QUICK = "--seeds 2 --search-seeds 1 --trials 2 --max-steps 300"
+"""Of every comparison with --quick: enough to see a loss that fails, not to rank losses that work."""
 
 FIGURES = {"of every seed": "seeds", "Average precision against its quantised form": "ap"}
 """Those copied: part of the title -> end of the file name."""
@@ -126,6 +151,45 @@ def check_data(name: str, root: Path | None) -> None:
             raise click.UsageError(f"{name} needs {place} with a folder {folder}: {DATA[folder]}.")
 
 
+def only(command: str, losses: Sequence[str]) -> str:
+    """A command with these losses alone, and its first one as the baseline; the losses that it does not take are left.
+
+    >>> only("toy --loss a --seeds 2 --loss b", ["c"])
+    'toy --seeds 2 --loss a --loss c'
+    """
+    words = command.split()
+    named = [words[i + 1] for i, word in enumerate(words[:-1]) if word == "--loss"]
+    rest = [word for i, word in enumerate(words) if word != "--loss" and (i == 0 or words[i - 1] != "--loss")]
+    task = TASKS[words[0]]
+    first = named[0] if named else task.baseline
+    fitting = [loss for loss in losses if loss_by_name(loss).signatures <= {"", *task.accepts}]
+    return " ".join([*rest, *(f"--loss {loss}" for loss in dict.fromkeys([first, *fitting]))])
+
+
+def keep_runs(folder: Path, kept: Path) -> None:
+    """Copy the runs of a comparison without their arrays and training curves, so that it can go on elsewhere."""
+    if not (folder / "runs.jsonl").exists():
+        return
+    lines = []
+    for run in read_runs(folder):
+        curve = f"val/{TASKS[run.task].primary_metric}"
+        curves = {curve: run.curves[curve]} if run.stage == "test" and curve in run.curves else {}
+        lines.append(replace(run, curves=curves, details=None).to_json())
+    kept.mkdir(parents=True, exist_ok=True)
+    content = gzip.compress("\n".join([*lines, ""]).encode(), mtime=0)
+    write_atomic(kept / "runs.jsonl.gz", content)
+    shutil.copy(folder / "comparison.json", kept / "comparison.json")
+
+
+def restore_runs(kept: Path, folder: Path) -> None:
+    """The opposite, where the comparison has no runs of its own."""
+    if (folder / "runs.jsonl").exists() or not (kept / "runs.jsonl.gz").exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / "runs.jsonl", gzip.decompress((kept / "runs.jsonl.gz").read_bytes()))
+    shutil.copy(kept / "comparison.json", folder / "comparison.json")
+
+
 def measurements(folder: Path, shown: str) -> dict[str, Any]:
     """The measurements of a comparison without its curves: means, differences, and the value of every seed."""
     report = json.loads((folder / "report.json").read_text())
@@ -144,7 +208,7 @@ def measurements(folder: Path, shown: str) -> dict[str, Any]:
     origin = {
         "machine": cpu(),
         "date": str(when),
-        **{k: made[k] for k in ("epochs", "batch_size", "sodeep", "torch")},
+        **{k: made[k] for k in ("max_steps", "patience", "batch_size", "sodeep", "torch")},
     }
     result: dict[str, Any] = rounded({"command": shown, **origin, **comparison})
     return result
@@ -165,24 +229,34 @@ def rounded(value: Any) -> Any:
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
-def compared(name: str, command: str, root: Path | None, jobs: int | None, out: Path, runs: Path) -> dict[str, Any]:
-    """Run a comparison or go on with it, and copy its report. Returns its measurements."""
+def compared(
+    name: str, command: str, root: Path | None, jobs: int | None, out: Path, runs: Path, end: float | None
+) -> dict[str, Any]:
+    """Run a comparison or go on with it, and copy its report. Returns its measurements; ends the script at `end`."""
     folder = runs / name
     words, arguments = arguments_of(command, root)
     shown = f"sodeep compare {' '.join(words)}"
     ran = ["compare", *arguments, "--out", str(folder), *(["--jobs", str(jobs)] if jobs else [])]
     click.echo(f"== {name}: {shown}")
-    done = subprocess.run([sys.executable, "-m", "sodeep", *ran], cwd=ROOT)
-    if done.returncode:
-        raise click.exceptions.Exit(done.returncode)
+    kept = out / "runs" / name
+    restore_runs(kept, folder)
+    process = subprocess.Popen([sys.executable, "-m", "sodeep", *ran], cwd=ROOT)
+    try:
+        code = process.wait(None if end is None else max(1.0, end - time.monotonic()))
+    except (KeyboardInterrupt, subprocess.TimeoutExpired):
+        process.send_signal(signal.SIGINT)  # it keeps what is done
+        code = process.wait()
+    keep_runs(folder, kept)
+    if code:
+        raise click.exceptions.Exit(code)
     measured = measurements(folder, shown)
     (out / f"{name}.json").write_text(json.dumps(measured, separators=(",", ":")) + "\n")
     text = (folder / "report.md").read_text().replace(f"sodeep {shlex.join(ran)}", shown)
     text = text.replace("Figures: report.html.\n", f"Run on {measured['machine']}, {measured['date']}.\n")
     for drawn in draw_figures(read_comparison(folder))[0]:
-        end = next((end for title, end in FIGURES.items() if title in drawn.title), None)
-        if end is not None:
-            file = out / f"{name}-{end}.png"
+        ending = next((ending for title, ending in FIGURES.items() if title in drawn.title), None)
+        if ending is not None:
+            file = out / f"{name}-{ending}.png"
             drawn.figure.savefig(file, dpi=80, metadata={"Software": None})
             text += f"\n![{drawn.title}]({file.name})\n\n{drawn.caption}\n"
     (out / f"{name}.md").write_text(text)
@@ -224,48 +298,60 @@ def counted(command: str, root: Path | None, out: Path) -> None:
 
 
 @click.command()
-@click.argument("names", nargs=-1, type=click.Choice(list(RESULTS)))
+@click.argument("names", nargs=-1, type=click.Choice(["all", *RESULTS]))
 @click.option(
     "--data-root", type=click.Path(path_type=Path), envvar="SODEEP_DATA", help="Of the data sets.  [env: SODEEP_DATA]"
 )
 @click.option("--jobs", type=click.IntRange(1), help="As of sodeep compare.")
+@click.option("--hours", type=click.FloatRange(0, min_open=True), help="Stop after so long; again goes on.")
 @click.option("--out", type=click.Path(path_type=Path), help="[default: docs/results]")
 @click.option("--runs", type=click.Path(path_type=Path), help="Folder of the comparisons.  [default: runs/results]")
-@click.option("--trial", is_flag=True, help="Two seeds and one epoch, into runs/trial: tries the script.")
+@click.option("--loss", "losses", multiple=True, help="Only this loss and the baseline, where it fits; repeatable.")
+@click.option("--quick", is_flag=True, help=f"With {QUICK}, into runs/quick: for a changed loss.")
+@click.option("--trial", is_flag=True, help="Two seeds and ten steps, into runs/trial: tries the script.")
 def main(
     names: tuple[str, ...],
     data_root: Path | None,
     jobs: int | None,
+    hours: float | None,
     out: Path | None,
     runs: Path | None,
+    losses: tuple[str, ...],
+    quick: bool,
     trial: bool,
 ) -> None:
-    """Make the results NAMES; without any, list them."""
+    """Make the results NAMES, or all; without any, list them."""
     if not names:
         for name, commands in RESULTS.items():
             click.echo(name)
             for command in commands.values():
                 click.echo(f"    {command if command.startswith('scripts/') else f'sodeep compare {command}'}")
         return
-    for name in names:
+    chosen = list(RESULTS) if "all" in names else list(dict.fromkeys(names))
+    for name in chosen:
         check_data(name, data_root)
     root = data_root and data_root.resolve()
-    out = out or ROOT / ("runs/trial/docs" if trial else "docs/results")
-    runs = runs or ROOT / ("runs/trial" if trial else "runs/results")
+    place = "trial" if trial else "quick" if quick else ""
+    out = out or ROOT / (f"runs/{place}/docs" if place else "docs/results")
+    runs = runs or ROOT / f"runs/{place or 'results'}"
     out.mkdir(parents=True, exist_ok=True)
-    for name in names:
+    end = None if hours is None else time.monotonic() + 3600 * hours
+    shortened = " --seeds 2 --trials 2 --max-steps 10" * trial + f" {QUICK}" * quick
+    for name in chosen:
         if name == "contributing":
-            counted(RESULTS[name][""], root, out)
+            if not losses:
+                counted(RESULTS[name][""], root, out)
             continue
         if name == "diabetes":
             prepare_diabetes()
         measured = {}
         for key, command in RESULTS[name].items():
-            command += " --seeds 2 --epochs 1" * trial
-            measured[key] = compared(f"{name}-{key}" if key else name, command, root, jobs, out, runs)
+            command = (only(command, losses) if losses else command) + shortened
+            label = f"{name}-{key}" if key else name
+            measured[key] = compared(label, command, root, jobs, out, runs, end)
         if len(measured) > 1:
             (out / f"{name}.md").write_text(side_by_side(name, measured))
-    click.echo(f"In {out}: {sum(file.stat().st_size for file in out.iterdir()) / 1e6:.2f} MB")
+    click.echo(f"In {out}: {sum(file.stat().st_size for file in out.rglob('*') if file.is_file()) / 1e6:.2f} MB")
 
 
 if __name__ == "__main__":
