@@ -103,13 +103,15 @@ def _voc_xml(layout: FolderLayout, images: Sequence[str]) -> dict[str, dict[str,
 
 def _voc(path: Path) -> MultiLabelData:
     parts = [read_voc(path, split=split) for split in ("trainval", "test")]
+    files = [file for part in parts for file in part.paths]
     return MultiLabelData(
         "VOC 2007",
         torch.cat([part.labels for part in parts]).numpy(),
         parts[0].names,
-        items=small_images([file for part in parts for file in part.paths]),
+        items=small_images(files),
         split=np.repeat(["train", "test"], [len(part.paths) for part in parts]),
         known=torch.cat([part.where for part in parts]).numpy(),
+        files=files,
     )
 
 

@@ -82,7 +82,8 @@ def as_data(name: str, benchmark: RetrievalSet) -> RetrievalData:
     labels = np.array(benchmark.train.labels + benchmark.queries.labels + gallery.labels)
     split = np.repeat(["train", "test"], [len(benchmark.train), len(benchmark.queries) + len(gallery)])
     query = np.repeat([True, False], [len(benchmark.train) + len(benchmark.queries), len(gallery)])
-    return RetrievalData(name, small_images(paths), labels, split, None if benchmark.gallery is None else query)
+    query_of = None if benchmark.gallery is None else query
+    return RetrievalData(name, small_images(paths), labels, split, query_of, files=paths)
 
 
 _CUB = "Caltech-UCSD Birds-200-2011 (CUB-200-2011), from the Caltech Vision Lab's page of that name"
@@ -308,6 +309,7 @@ def _omniglot(path: Path) -> RetrievalData:
         read_images(files, 28, grey=True)[keep],
         np.array(labels)[keep],
         split[keep],
+        files=[file for file, kept in zip(files, keep, strict=True) if kept],
     )
 
 
@@ -342,13 +344,14 @@ def _jpegs(path: Path) -> RetrievalData:
     with np.load(file) as arrays:
         content, offsets, labels = arrays["jpeg"].tobytes(), arrays["offset"], arrays["label"]
     ends = zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
-    files = ((f"{file}, image {i}", content[start:end]) for i, (start, end) in enumerate(ends))
+    files = [(f"{file}, image {i}", content[start:end]) for i, (start, end) in enumerate(ends)]
     images = read_images(files, 32)
     classes = np.unique(labels)
     order = np.random.default_rng(0).permutation(len(classes))
     held_out = max(2, round(0.3 * len(classes)))
     split = np.where(np.isin(labels, classes[order[:held_out]]), "test", "train")
-    return RetrievalData(f"{file.stem}, {held_out} of {len(classes)} classes unseen", images, labels, split)
+    name = f"{file.stem}, {held_out} of {len(classes)} classes unseen"
+    return RetrievalData(name, images, labels, split, files=files)
 
 
 def _jpeg_files(path: Path) -> list[Path]:

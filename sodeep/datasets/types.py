@@ -6,11 +6,15 @@ import json
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from os import PathLike
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from sodeep._core.arrays import Array as Array
+
+Source = str | PathLike[str] | tuple[str, bytes]
+"""An image file, or the name and the bytes of one."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,7 @@ class RetrievalData:
         query: (N,) bool, which items are queries. Where a split has others, these are its gallery, the only items that
             are searched; else, and for None, each item is searched by all the others.
         images: uint8 (N, H, W[, 3]) to show where `items` are features; None: `items`, if images.
+        files: N, those that the images of `items` were made of, for networks that take larger ones; None: none.
     """
 
     name: str
@@ -33,6 +38,7 @@ class RetrievalData:
     split: Array
     query: Array | None = None
     images: Array | None = None
+    files: Sequence[Source] | None = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,7 @@ class CrossModalData:
             object classes); None if there are none.
         images: as in `RetrievalData`.
         languages: (M,) of str, the language of each caption, where their words are compared; None: all the same.
+        files: as in `RetrievalData`.
     """
 
     name: str
@@ -59,6 +66,7 @@ class CrossModalData:
     codes: Array | None = None
     images: Array | None = None
     languages: Sequence[str] | None = None
+    files: Sequence[Source] | None = None
 
 
 @dataclass(frozen=True)
@@ -93,6 +101,7 @@ class MultiLabelData:
         items: images, uint8 (N, H, W[, 3]), or None; exactly one of the three is given.
         split: (N,), "train", "val" or "test"; None: drawn with the seed, 60 : 20 : 20.
         known: bool (N, C), which labels count (the "difficult" ones of VOC do not); None: all.
+        files: as in `RetrievalData`.
     """
 
     name: str
@@ -103,6 +112,7 @@ class MultiLabelData:
     items: Array | None = None
     split: Array | None = None
     known: Array | None = None
+    files: Sequence[Source] | None = None
 
 
 class Data(Protocol):
@@ -116,13 +126,15 @@ class Data(Protocol):
 
 
 def checksum(data: Data) -> int:
-    """Checksum of all fields but the name: another file may have the same name."""
+    """Checksum of all fields but names: another file may have the same one."""
     crc = 0
     for part in fields(data):
+        if part.name in ("name", "files"):
+            continue
         value = getattr(data, part.name)
         if isinstance(value, np.ndarray):
             crc = zlib.crc32(f"{part.name} {value.dtype} {value.shape}".encode(), crc)
             crc = zlib.crc32(value.tobytes(), crc)
-        elif part.name != "name" and value is not None:
+        elif value is not None:
             crc = zlib.crc32(f"{part.name} {json.dumps(list(value))}".encode(), crc)
     return crc

@@ -156,6 +156,13 @@ class Task(ABC):
     def model(self) -> nn.Module:
         """A new encoder. Draws its weights from torch's global generator."""
 
+    def fine_tuning(self, model: nn.Module) -> tuple[Task, nn.Module] | None:
+        """One more training before the test: of a trained `model`, and of the last blocks of a pretrained network.
+
+        The task on what these blocks are given, and the model on top of them; None: nothing is to be fine-tuned.
+        """
+        return None
+
     @abstractmethod
     def forward(self, model: nn.Module, batch: Array) -> dict[str, Callable[[Loss], Tensor]]:
         """Encode a batch; for each call signature in `accepts`, a function that applies a loss to it."""

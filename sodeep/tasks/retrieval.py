@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,19 +12,23 @@ from torch import Tensor, nn
 
 from sodeep import metrics
 from sodeep.datasets.generated import digits
+from sodeep.datasets.image_features import pretrained_images
 from sodeep.datasets.retrieval import RETRIEVAL
 from sodeep.datasets.splits import split_classes
 from sodeep.datasets.types import Array, RetrievalData
 from sodeep.losses import EmbeddingLoss, pairwise_scores, quantized_ap_loss
 from sodeep.samplers import BalancedBatchSampler
 from sodeep.tasks.base import Loss, Task, TaskMetrics
-from sodeep.tasks.encoders import as_input, encode, item_net
+from sodeep.tasks.encoders import FineTuned, as_input, encode, item_net
 
 
 class Retrieval(Task):
     """Embeddings compared by cosine. Every item is a query for the others of its class, in its split.
 
     Where a benchmark has queries and a gallery, only these are the queries, and only the gallery is searched.
+
+    With `image_features` "efficientnet-lite0", images are the features that this pretrained network gives, and the net
+    is one for features; with `finetune` N, the last N blocks of the network are trained with it before the test.
 
     Metrics: mean average precision; on the test split also MAP@R, R-precision and R@1, R@10 and R@100, the
     hit rates among the first 1, 10 and 100 (`hit_rate_at_k`, not `recall_at_k`).
@@ -46,15 +51,27 @@ class Retrieval(Task):
     baseline = "multi-similarity"
     losses = ("multi-similarity", "nt-xent", "triplet", "smooth-ap", "quantized-ap", "map:laplace")
     accepts = ("relevant", "embeddings")
+    options = ("image_features", "finetune")
     epochs = 20
     learning_rates = (1e-3, 8e-3)
     layouts = RETRIEVAL
     tensors = ("items", "labels")
     generated = staticmethod(digits)
 
-    def __init__(self, data: RetrievalData, seed: int = 0, **options: Any) -> None:
+    def __init__(
+        self,
+        data: RetrievalData,
+        seed: int = 0,
+        *,
+        image_features: str | None = None,
+        finetune: int | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(data, seed, **options)
-        self.items = as_input(data.items)
+        self.pretrained = pretrained_images(image_features, data, finetune)
+        if self.pretrained is not None:
+            self.data_name += f", {self.pretrained.title}"
+        self.items = as_input(data.items) if self.pretrained is None else self.pretrained.features
         self.labels = torch.from_numpy(np.unique(data.labels, return_inverse=True)[1].reshape(-1))
         self.class_names = np.asarray(data.labels).astype(str)
         self.query = None if data.query is None else np.asarray(data.query, dtype=bool)
@@ -88,6 +105,15 @@ class Retrieval(Task):
     def model(self) -> nn.Module:
         """A small convolutional net, or one hidden layer on features."""
         return item_net(self.items, self.index["train"], width=64)
+
+    def fine_tuning(self, model: nn.Module) -> tuple[Task, nn.Module] | None:
+        """The blocks of the pretrained network that `finetune` asked for, and `model` on top."""
+        if self.pretrained is None or self.pretrained.last is None:
+            return None
+        blocks, activations = self.pretrained.last
+        task = copy.copy(self)
+        task.items = activations.to(self.items.device)
+        return task, FineTuned(blocks, model)
 
     def forward(self, model: nn.Module, batch: Array) -> dict[str, Callable[[Loss], Tensor]]:
         """Every item of the batch against the others."""
