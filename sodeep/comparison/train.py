@@ -29,6 +29,7 @@ from sodeep._core.files import write_atomic
 from sodeep.comparison.losses_by_name import LossSpec, loss_by_name
 from sodeep.comparison.runs import Run
 from sodeep.tasks import TASKS, Task
+from sodeep.tasks.encoders import parameter_groups
 
 VALIDATIONS = 10
 """Validations per training, for the learning curves; settings are chosen by the last one alone."""
@@ -127,14 +128,7 @@ def run_training(job: Job) -> Run:
             return replace(run, status="failed", failure=stop.failure, steps=stop.steps)
     state = {name: value.contiguous().cpu() for name, value in training.model.state_dict().items()}
     write_atomic(job.weights, safetensors.torch.save(state))
-    return replace(
-        run,
-        metrics=training.metrics,
-        curves=training.curves,
-        steps=training.steps,
-        seconds_per_step=statistics.median(training.seconds) if training.seconds else None,
-        peak_memory=training.peak_memory,
-    )
+    return replace(run, metrics=training.metrics, **training.outcome())
 
 
 def is_outside(error: Exception) -> bool:
@@ -146,15 +140,25 @@ def is_outside(error: Exception) -> bool:
 class Training:
     """One training, of a given number of steps; they are numbered from 1."""
 
-    def __init__(self, task: Task, loss: LossSpec, settings: Mapping[str, Any], epochs: int, device: str) -> None:
+    def __init__(
+        self,
+        task: Task,
+        loss: LossSpec,
+        settings: Mapping[str, Any],
+        epochs: int,
+        device: str,
+        model: nn.Module | None = None,
+    ) -> None:
         self.task = task
-        self.model = task.model().to(device)
+        self.model = (task.model() if model is None else model).to(device)
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):  # dropout is the same for all losses
             self.terms = loss.terms(settings, task.accepts[0])
         modules = [term.to(device) for _, _, term in self.terms if isinstance(term, nn.Module)]
         learned = [p for module in modules for p in module.parameters() if p.requires_grad]  # proxies, say
-        self.weights = weights = [*self.model.parameters(), *learned]
-        self.optimizer = torch.optim.AdamW(weights, settings["lr"], weight_decay=1e-4, eps=task.epsilon, fused=True)
+        groups = parameter_groups(self.model, settings["lr"])
+        groups[0]["params"] += learned
+        self.weights = [weight for group in groups for weight in group["params"]]
+        self.optimizer = torch.optim.AdamW(groups, settings["lr"], weight_decay=1e-4, eps=task.epsilon, fused=True)
         self.steps = epochs * sum(1 for _ in task.batches(0))
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self._rate)
         self.epochs = epochs
@@ -183,6 +187,15 @@ class Training:
                 if step in validated:
                     self._validate(step, sum(values) / len(values))
                     values = []
+
+    def outcome(self) -> dict[str, Any]:
+        """The fields of a `Run` that say how it went."""
+        return {
+            "curves": self.curves,
+            "steps": self.steps,
+            "seconds_per_step": statistics.median(self.seconds) if self.seconds else None,
+            "peak_memory": self.peak_memory,
+        }
 
     def _measured_step(self, step: int, batch: Any) -> float:
         """A step, with its time; of one of the first, the peak of its memory, which would cost time."""
@@ -272,10 +285,16 @@ class _LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def run_test(job: Job, chosen: Run) -> Run:
-    """The weights of the setting chosen, on the test split."""
+    """The weights of the setting chosen, fine-tuned if the task asks for it, on the test split."""
     task = task_of(job)
     try:
-        metrics, details = _tested(job, task)
+        model = _trained(job, task)
+        fine_tuning = task.fine_tuning(model)
+        if fine_tuning is not None:
+            task, model, chosen = _fine_tuned(job, *fine_tuning, chosen)
+        metrics, details = _tested(task, model)
+    except TrainingError as stop:
+        return replace(chosen, stage="test", status="failed", metrics={}, failure=stop.failure, steps=stop.steps)
     except Exception as error:  # as in training: recorded, and the others go on; the loss is not its cause
         failure = {"step": chosen.steps, "reason": f"in the test, {type(error).__name__}: {error}", "values": {}}
         failure["again"] = True
@@ -290,8 +309,8 @@ def failed_test(training: Run) -> Run:
     return replace(training, stage="test", settings={})
 
 
-def _tested(job: Job, task: Task) -> tuple[dict[str, float], bytes]:
-    """Metrics on the test split, and the file of arrays for figures."""
+def _trained(job: Job, task: Task) -> nn.Module:
+    """The model with the weights of the setting chosen."""
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         model = task.model()
     try:
@@ -299,7 +318,22 @@ def _tested(job: Job, task: Task) -> tuple[dict[str, float], bytes]:
     except (safetensors.SafetensorError, RuntimeError):  # damaged: to be trained again
         job.weights.unlink(missing_ok=True)
         raise
-    result = task.evaluate(model.to(job.device), "test", details=True)
+    return model.to(job.device)
+
+
+def _fine_tuned(job: Job, task: Task, model: nn.Module, chosen: Run) -> tuple[Task, nn.Module, Run]:
+    """One more training, of `Task.fine_tuning`; the run has its curves and costs."""
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(job.seed)
+        with _in_step(1):
+            training = Training(task, loss_by_name(job.loss), job.settings, job.epochs, job.device, model)
+        training.run()
+    return task, training.model, replace(chosen, **training.outcome())
+
+
+def _tested(task: Task, model: nn.Module) -> tuple[dict[str, float], bytes]:
+    """Metrics on the test split, and the file of arrays for figures."""
+    result = task.evaluate(model, "test", details=True)
     file = io.BytesIO()
     np.savez_compressed(file, **result.details)  # type: ignore[arg-type]  # of numpy before 2.2
     return result.metrics, file.getvalue()
