@@ -163,6 +163,8 @@ def compare(
             raise ValueError(f"`loss` must fit the data, got {loss}. It needs {lacking}.")
         if lacking is not None:  # as of a sorter that is not shipped
             losses.remove(loss)
+            if not losses:
+                raise ValueError(f"`data` must have what the losses need, got {loaded.data_name}. They need {lacking}.")
     folder = user_path(out)
     origin = {"task": task, "data": loaded.data_name, "epochs": epochs, "batch_size": batch_size}
     checksums = {loss: _sorter_checksum(spec, task_class) for loss, spec in specs.items()}

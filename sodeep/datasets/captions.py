@@ -13,8 +13,8 @@ import numpy as np
 
 from sodeep._core.checks import check_at_least, check_choice, user_path
 from sodeep.datasets.features import features_layout
+from sodeep.datasets.images import small_images
 from sodeep.datasets.layouts import FolderLayout, Layout, StrPath, need_files, visible
-from sodeep.datasets.retrieval import small_images
 from sodeep.datasets.splits import SPLITS
 from sodeep.datasets.types import Array, CrossModalData
 

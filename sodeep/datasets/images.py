@@ -31,6 +31,18 @@ _WHITES = (255, 1023, 4095, 16383, 65535)
 """The largest numbers of 8, 10, 12, 14 and 16 bits."""
 
 
+PIXELS = 64
+"""Height and width that large images are resized to for a small network."""
+
+IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+"""Of files that are taken for images."""
+
+
+def small_images(sources: Iterable[Source]) -> Array:
+    """Images in colour, `PIXELS` high and wide."""
+    return read_images(sources, PIXELS)
+
+
 def read_images(sources: Iterable[Source], size: int, *, grey: bool = False, bicubic: bool = False) -> Array:
     """Read images of any shape as squares; each pixel is the mean over an area.
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from sodeep._core.checks import check_choice
 from sodeep.datasets.features import features_layout
+from sodeep.datasets.images import small_images
 from sodeep.datasets.layouts import FolderLayout, Layout, StrPath, has_files, need_files, visible
-from sodeep.datasets.retrieval import small_images
 from sodeep.datasets.tables import read_text
 from sodeep.datasets.types import MultiLabelData
 

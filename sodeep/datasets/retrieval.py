@@ -14,7 +14,7 @@ import numpy as np
 
 from sodeep._core.checks import check_choice, user_path
 from sodeep.datasets.features import features_layout
-from sodeep.datasets.images import read_images
+from sodeep.datasets.images import IMAGE_SUFFIXES, read_images, small_images
 from sodeep.datasets.layouts import (
     FolderLayout,
     Layout,
@@ -26,15 +26,8 @@ from sodeep.datasets.layouts import (
     npz_files,
     visible,
 )
-from sodeep.datasets.types import Array, RetrievalData
-
-PIXELS = 64
-"""Height and width that images are resized to."""
-
-
-def small_images(paths: Sequence[Path]) -> Array:
-    """The images at `paths`, `PIXELS` high and wide."""
-    return read_images(paths, PIXELS)
+from sodeep.datasets.revisited import REVISITED
+from sodeep.datasets.types import RetrievalData
 
 
 @dataclass(frozen=True)
@@ -76,7 +69,7 @@ def checked_set(benchmark: RetrievalSet, layout: FolderLayout, check_files: bool
 
 
 def as_data(name: str, benchmark: RetrievalSet) -> RetrievalData:
-    """The set as data of the task, its images resized to `PIXELS`."""
+    """The set as data of the task, its images made small."""
     gallery = benchmark.gallery or Items([], [])
     paths = benchmark.train.paths + benchmark.queries.paths + gallery.paths
     labels = np.array(benchmark.train.labels + benchmark.queries.labels + gallery.labels)
@@ -210,8 +203,6 @@ IN_SHOP = Layout(
     lambda path: any((path / part / "list_eval_partition.txt").is_file() for part in ("", "Eval", "Anno")),
     _in_shop,
 )
-
-IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 
 
 def read_class_folders(folder: StrPath) -> RetrievalSet:
@@ -370,6 +361,7 @@ RETRIEVAL: dict[str, Layout] = {
     "CUB-200-2011": CUB,
     "Stanford Online Products": ONLINE_PRODUCTS,
     "In-shop": IN_SHOP,
+    "Revisited": REVISITED,
     "class folders": CLASS_FOLDERS,
     "features": features_layout(
         "retrieval", lambda name, arrays, split: RetrievalData(name, arrays["features"], arrays["labels"], split)

@@ -25,9 +25,12 @@ class RetrievalData:
         name: in reports.
         items: images, uint8 (N, H, W) or (N, H, W, 3); or features, floating point (N, d).
         labels: (N,) of any kind, the class of each item.
-        split: (N,), "train", "val" or "test". Without a "val", some classes of "train" are taken for it.
+        split: (N,), "train", "val" or "test". Without a "val", some classes of "train" are taken for it. All "test":
+            there is nothing to train on, and an encoder can be evaluated only.
         query: (N,) bool, which items are queries. Where a split has others, these are its gallery, the only items that
             are searched; else, and for None, each item is searched by all the others.
+        truth: int8 (3, Q, N), for the Q queries and the gallery of N of "test", under the protocols easy, medium and
+            hard of Revisited Oxford and Paris: 1 right, 0 wrong, -1 left out. None: those of the same class are right.
         images: uint8 (N, H, W[, 3]) to show where `items` are features; None: `items`, if images.
         files: N, those that the images of `items` were made of, for networks that take larger ones; None: none.
     """
@@ -38,6 +41,7 @@ class RetrievalData:
     split: Array
     query: Array | None = None
     images: Array | None = None
+    truth: Array | None = None
     files: Sequence[Source] | None = None
 
 

@@ -89,6 +89,18 @@ class FeatureNet(nn.Module):
         return vectors if self.net is None else vectors + self.net(x)
 
 
+class AsGiven(nn.Module):
+    """No network: the numbers of an item, its features or pixels, as its vector.
+
+    Returns:
+        (B, d), of (B, d) or (B, C, H, W).
+    """
+
+    def forward(self, items: Tensor) -> Tensor:
+        """The items, flat."""
+        return items.float().flatten(1)
+
+
 class FineTuned(nn.Module):
     """The last blocks of a pretrained network, and an encoder on the features that they give.
 
