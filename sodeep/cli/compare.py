@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sodeep._core.progress import Progress
+from sodeep._core.progress import Progress, no_progress
 from sodeep.cli.group import UserPath
 from sodeep.cli.names import layouts, losses_by_task, ranks
 
@@ -174,6 +174,8 @@ def compare(
     progress = _Progress()
     context = click.get_current_context()
     context.with_resource(contextlib.closing(progress))
+    if quiet:
+        context.with_resource(no_progress())
     context.with_resource(_warnings_in_a_line())
     try:
         runs = comparison.compare(

@@ -7,12 +7,15 @@ import re
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from PIL import Image
 from torch import nn
 
 from sodeep._core.extras import MissingPackageError
+from sodeep.cli.group import main
 from sodeep.comparison import compare
 from sodeep.comparison.losses_by_name import loss_by_name
+from sodeep.comparison.runs import read_runs
 from sodeep.comparison.train import Training
 from sodeep.datasets import image_features
 from sodeep.datasets.image_features import BACKBONES, Backbone, pretrained_images
@@ -353,6 +356,19 @@ def test_a_comparison_fine_tunes_once_for_each_loss_and_seed(made, tmp_path, mon
     )
     with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
         compare("retrieval", losses, out=tmp_path / "tuned", **options)
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_the_command_takes_both_options(made, tmp_path, monkeypatch, quiet):
+    monkeypatch.setattr(Retrieval, "generated", staticmethod(lambda seed: data_of(Retrieval)))
+    monkeypatch.setattr("sodeep._core.progress.FIRST", 0.0)  # a line at once
+    arguments = ["compare", "retrieval", "--loss", "nt-xent", "--out", str(tmp_path / "out"), "--seeds", "1", "--jobs",
+                 "1", "--epochs", "1", "--batch-size", "12", "--image-features", "tiny", "--finetune", "2"]  # fmt: skip
+    result = CliRunner().invoke(main, arguments + ["--quiet"] * quiet)
+    assert result.exit_code == 0, result.output
+    assert read_runs(tmp_path / "out")[-1].data == "made up, tiny features, last 2 blocks fine-tuned"
+    assert ("tiny features of 60 images: " in result.stderr) is not quiet
+    assert bool(result.stderr) is not quiet
 
 
 def test_a_fine_tuning_that_fails_is_recorded(made, tmp_path, monkeypatch):
