@@ -268,6 +268,20 @@ def truth(protocol: int | None) -> Write:
     return write
 
 
+def revisited_features(folder: Path) -> Path:
+    x = np.random.default_rng(0).normal(size=(6, 3)).astype("f4")
+    (folder / "gnd_mine.json").write_text(json.dumps(TRUTH))
+    path = folder / "my.npz"
+    np.savez(
+        path,
+        query_features=x[: len(TRUTH["qimlist"])],
+        gallery_features=x[: len(TRUTH["imlist"])],
+        train_features=x,
+        train_labels=np.arange(6) // 2,
+    )
+    return path
+
+
 def comparison_folder(which: str) -> Write:
     def write(folder: Path) -> Path:
         (folder / "details").mkdir()
@@ -619,6 +633,7 @@ FORMATS: dict[str, tuple[Write, Read, Hostile]] = {
         for protocol in (0, 2, 4)
     },
     "revisited json": (truth(None), lambda path, folder: revisited.read_revisited(path), hostile_json),
+    "revisited npz": (revisited_features, read_data(retrieval.RETRIEVAL), hostile_npz),
     "runs jsonl": (comparison_folder("runs.jsonl"), read_comparison, hostile_json),
     "comparison json": (comparison_folder("comparison.json"), read_comparison, hostile_json),
     "details npz": (comparison_folder("details/a.npz"), read_comparison, hostile_npz),

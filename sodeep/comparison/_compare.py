@@ -75,6 +75,8 @@ def compare(
     captions_kept: int | None = None,
     fold_size: int | None = None,
     text_features: str | None = None,
+    image_features: str | None = None,
+    finetune: int | None = None,
     target: str | None = None,
     text: str | None = None,
     predictors: Sequence[str] | None = None,
@@ -119,6 +121,11 @@ def compare(
             mean over such folds (1,000 for "COCO 1K"). None: over the whole split alone.
         text_features: what texts are turned into: "tf-idf", or "wordllama", word vectors of the package of that name
             (`sodeep.datasets.texts`). None: "tf-idf". The name of the data says which.
+        image_features: what images are turned into before training: "efficientnet-lite0", the features of this network,
+            which is trained on ImageNet (`sodeep.datasets.image_features`); computed once and kept in the cache folder.
+            None, or "pixels": nothing, a small network is trained from the pixels.
+        finetune: how many of the last blocks of that network are trained too, once for each loss and seed, at a tenth
+            of the learning rate: after the setting is chosen, from its weights, with as many steps. None: none.
         target: of the memorability task on a csv table, the column of scores. None: "score".
         text: likewise, the column of texts. None: "text", if there is one.
         predictors: likewise, the columns of numbers to predict from. None: all the others.
@@ -140,6 +147,7 @@ def compare(
         UserWarning: lines of runs.jsonl are damaged; they are set aside, and what they held is done again.
 
     Raises:
+        MissingPackageError: features ask for a package that is not installed.
         ValueError: an unknown task, loss or device, a loss that does not fit the task, data in another layout, a folder
             with another comparison.
         FileNotFoundError: no data there, or no such sorter file.
@@ -182,6 +190,8 @@ def compare(
         captions_kept=captions_kept,
         fold_size=fold_size,
         text_features=text_features,
+        image_features=image_features,
+        finetune=finetune,
         target=target,
         text=text,
         predictors=predictors,
@@ -195,6 +205,8 @@ def compare(
             raise ValueError(f"`loss` must fit the data, got {loss}. It needs {lacking}.")
         if lacking is not None:  # as of a sorter that is not shipped
             losses.remove(loss)
+            if not losses:
+                raise ValueError(f"`data` must have what the losses need, got {loaded.data_name}. They need {lacking}.")
     folder = user_path(out)
     origin = {"task": task, "data": loaded.data_name, "batch_size": batch_size, **asdict(length)}
     start = None if init is None else str(user_path(init))
@@ -261,6 +273,8 @@ _OPTIONS = {
     "captions_kept": "captions",
     "fold_size": "folds",
     "text_features": "texts",
+    "image_features": "images",
+    "finetune": "images",
     "target": "table of columns",
     "text": "table of columns",
     "predictors": "table of columns",

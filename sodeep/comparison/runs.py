@@ -26,7 +26,8 @@ class Run:
         edges: which of them are at an edge of the range that was searched, name -> "low" or "high".
         start: of a schedule, the settings of the loss before whose encoder this training began with; else empty.
         stage: "tuning": `metrics` are of the validation split; "test": of the test split, with the settings that were
-            best on the validation split; all other fields are those of the chosen training.
+            best on the validation split; all other fields are those of the chosen training, or of the fine-tuning that
+            followed it.
         status: "ok" or "failed".
         metrics: name -> value, as in the task's `metrics`; empty if failed.
         curves: name -> [(step, value), ...]: "val/<metric>" for each metric, from step 0, before training, on; and

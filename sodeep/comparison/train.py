@@ -29,6 +29,7 @@ from sodeep._core.search import edge_of
 from sodeep.comparison.losses_by_name import LossSpec, loss_by_name
 from sodeep.comparison.runs import Run
 from sodeep.tasks import TASKS, Task
+from sodeep.tasks.encoders import parameter_groups
 
 LEAST_GAIN = 1e-3
 """The validation metric is flat when it has not risen by more than this for `Length.patience` validations."""
@@ -188,18 +189,9 @@ def run_training(job: Job) -> Run:
             training.run()
         except TrainingError as stop:
             return replace(run, status="failed", failure=stop.failure, steps=stop.steps)
-    _save(training.model, job)
-    return replace(
-        run,
-        metrics=training.metrics,
-        curves=training.curves,
-        steps=training.steps,
-        best_step=training.best_step,
-        flat=training.flat,
-        seconds=time.perf_counter() - start,
-        seconds_per_step=statistics.median(training.seconds) if training.seconds else None,
-        peak_memory=training.peak_memory,
-    )
+    _save(training.model, job.weights)
+    seconds = time.perf_counter() - start
+    return replace(run, metrics=training.metrics, seconds=seconds, **training.outcome())
 
 
 def _run_method(task: Task, method: str, job: Job, run: Run) -> Run:
@@ -208,14 +200,14 @@ def _run_method(task: Task, method: str, job: Job, run: Run) -> Run:
     with _in_step(0):
         model = task.fit(method, **job.settings).to(job.device)
         metrics = task.evaluate(model, "val").metrics
-    _save(model, job)
+    _save(model, job.weights)
     curves = {f"val/{name}": [(0, value)] for name, value in metrics.items()}
     return replace(run, metrics=metrics, curves=curves, best_step=0, seconds=time.perf_counter() - start)
 
 
-def _save(model: nn.Module, job: Job) -> None:
+def _save(model: nn.Module, path: Path) -> None:
     state = {name: value.contiguous().cpu() for name, value in model.state_dict().items()}
-    write_atomic(job.weights, safetensors.torch.save(state))
+    write_atomic(path, safetensors.torch.save(state))
 
 
 def _split(task: Task) -> dict[str, int]:
@@ -235,24 +227,29 @@ class Training:
 
     Gradients are scaled by one constant, the norm of the first, so that the epsilon of AdamW means the same for every
     loss; with `scale_every_step` by the norm of each (scripts/check_gradient_scaling.py compares them).
+    `model`: to train on; None: a new encoder.
     """
 
-    def __init__(self, task: Task, loss: LossSpec, job: Job, *, scale_every_step: bool = False) -> None:
+    def __init__(
+        self, task: Task, loss: LossSpec, job: Job, model: nn.Module | None = None, *, scale_every_step: bool = False
+    ) -> None:
         self.task = task
         self.length = job.length
-        self.model = task.model().to(job.device)
-        if job.init is not None:
+        self.model = (task.model() if model is None else model).to(job.device)
+        if job.init is not None and model is None:
             load_encoder(self.model, job.init)
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):  # dropout is the same for all losses
             self.terms = loss.terms(job.settings, task.accepts[0])
         learned = [term.to(job.device) for _, _, term in self.terms if isinstance(term, nn.Module)]  # proxies, say
         self.modules = nn.ModuleList([self.model, *learned])
-        self.weights = [p for p in self.modules.parameters() if p.requires_grad]
+        groups = parameter_groups(self.model, job.settings["lr"])
+        groups[0]["params"] += [p for module in learned for p in module.parameters() if p.requires_grad]
+        self.weights = [weight for group in groups for weight in group["params"]]
         self._lowered = False
         self._scale: float | None = None
         self._scale_every_step = scale_every_step
         settings = {"weight_decay": 1e-4, **{name: job.settings[name] for name in task.ranges}}
-        self.optimizer = torch.optim.AdamW(self.weights, **settings, eps=task.epsilon, fused=True)
+        self.optimizer = torch.optim.AdamW(groups, **settings, eps=task.epsilon, fused=True)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self._rate)
         self.steps = self.best_step = 0
         self.flat: bool | None = None
@@ -312,6 +309,17 @@ class Training:
 
     def _state(self) -> dict[str, torch.Tensor]:
         return {name: value.clone() for name, value in self.modules.state_dict().items()}
+
+    def outcome(self) -> dict[str, Any]:
+        """The fields of a `Run` that say how it went."""
+        return {
+            "curves": self.curves,
+            "steps": self.steps,
+            "best_step": self.best_step,
+            "flat": self.flat,
+            "seconds_per_step": statistics.median(self.seconds) if self.seconds else None,
+            "peak_memory": self.peak_memory,
+        }
 
     def _measured_step(self, step: int, batch: Any) -> float:
         """A step, with its time; of one of the first, the peak of its memory, which would cost time."""
@@ -379,10 +387,17 @@ def _peak_memory(device: torch.device) -> Iterator[Callable[[], int]]:
 
 
 def run_test(job: Job, chosen: Run) -> Run:
-    """The weights of the setting chosen, on the test split."""
+    """The weights of the setting chosen, fine-tuned if the task asks for it, on the test split."""
     task = task_of(job)
+    method = loss_by_name(job.loss).method
     try:
-        metrics, details = _tested(job, task)
+        model = _trained(job, task, method)
+        fine_tuning = None if method else task.fine_tuning(model)
+        if fine_tuning is not None:
+            task, model, chosen = _fine_tuned(job, *fine_tuning, chosen)
+        metrics, details = _tested(task, model)
+    except TrainingError as stop:
+        return replace(chosen, stage="test", status="failed", metrics={}, failure=stop.failure, steps=stop.steps)
     except Exception as error:  # as in training: recorded, and the others go on; the loss is not its cause
         failure = {"step": chosen.steps, "reason": f"in the test, {type(error).__name__}: {error}", "values": {}}
         failure["again"] = True
@@ -390,8 +405,7 @@ def run_test(job: Job, chosen: Run) -> Run:
     name = f"details/{file_name(job.loss, job.seed)}.npz"
     write_atomic(Path(job.folder) / name, details)
     if job.save_encoders:
-        encoder = Path(job.folder) / f"encoders/{file_name(job.loss, job.seed)}.safetensors"
-        write_atomic(encoder, job.weights.read_bytes())
+        _save(model, Path(job.folder) / f"encoders/{file_name(job.loss, job.seed)}.safetensors")
     return replace(chosen, stage="test", metrics=metrics, details=name)
 
 
@@ -400,9 +414,8 @@ def failed_test(job: Job, failed: Run) -> Run:
     return replace(failed, loss=job.loss, seed=job.seed, stage="test", settings={}, metrics={}, details=None)
 
 
-def _tested(job: Job, task: Task) -> tuple[dict[str, float], bytes]:
-    """Metrics on the test split, and the file of arrays for figures."""
-    method = loss_by_name(job.loss).method
+def _trained(job: Job, task: Task, method: str) -> nn.Module:
+    """The model with the weights of the setting chosen."""
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         model = task.fit(method, **job.settings) if method else task.model()
     try:
@@ -410,7 +423,22 @@ def _tested(job: Job, task: Task) -> tuple[dict[str, float], bytes]:
     except ValueError:  # damaged: to be trained again
         job.weights.unlink(missing_ok=True)
         raise
-    result = task.evaluate(model.to(job.device), "test", details=True)
+    return model.to(job.device)
+
+
+def _fine_tuned(job: Job, task: Task, model: nn.Module, chosen: Run) -> tuple[Task, nn.Module, Run]:
+    """One more training, of `Task.fine_tuning`; the run has its curves and costs."""
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(job.seed)
+        with _in_step(1):
+            training = Training(task, loss_by_name(job.loss), job, model)
+        training.run()
+    return task, training.model, replace(chosen, **training.outcome())
+
+
+def _tested(task: Task, model: nn.Module) -> tuple[dict[str, float], bytes]:
+    """Metrics on the test split, and the file of arrays for figures."""
+    result = task.evaluate(model, "test", details=True)
     file = io.BytesIO()
     np.savez_compressed(file, **result.details)  # type: ignore[arg-type]  # of numpy before 2.2
     return result.metrics, file.getvalue()

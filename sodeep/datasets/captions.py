@@ -13,8 +13,8 @@ import numpy as np
 
 from sodeep._core.checks import check_at_least, check_choice, user_path
 from sodeep.datasets.features import features_layout
+from sodeep.datasets.images import small_images
 from sodeep.datasets.layouts import FolderLayout, Layout, StrPath, need_files, visible
-from sodeep.datasets.retrieval import small_images
 from sodeep.datasets.splits import SPLITS
 from sodeep.datasets.types import Array, CrossModalData
 
@@ -94,9 +94,15 @@ def _karpathy(path: Path) -> CrossModalData:
     counts = [len(parts[split].paths) for split in SPLITS]
     captions = [texts for split in SPLITS for texts in parts[split].captions]
     owner = np.repeat(np.arange(sum(counts)), [len(texts) for texts in captions])
-    images = small_images([path for split in SPLITS for path in parts[split].paths])
-    name = f"{file.stem.removeprefix('dataset_')} captions"
-    return CrossModalData(name, images, [t for texts in captions for t in texts], owner, np.repeat(SPLITS, counts))
+    files = [path for split in SPLITS for path in parts[split].paths]
+    return CrossModalData(
+        f"{file.stem.removeprefix('dataset_')} captions",
+        small_images(files),
+        [text for texts in captions for text in texts],
+        owner,
+        np.repeat(SPLITS, counts),
+        files=files,
+    )
 
 
 def _karpathy_file(path: Path) -> Path:

@@ -15,18 +15,14 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable
-from os import PathLike
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sodeep._core.extras import needed
-from sodeep.datasets.types import Array
-
-Source = str | PathLike[str] | tuple[str, bytes]
-"""A file, or the name and the bytes of one."""
+from sodeep.datasets.types import Array, Source
 
 _MANY_PIXELS = 25_000_000
 """A file of a few bytes has no more: it takes memory by its pixels, not by its size."""
@@ -35,13 +31,26 @@ _WHITES = (255, 1023, 4095, 16383, 65535)
 """The largest numbers of 8, 10, 12, 14 and 16 bits."""
 
 
-def read_images(sources: Iterable[Source], size: int, *, grey: bool = False) -> Array:
+PIXELS = 64
+"""Height and width that large images are resized to for a small network."""
+
+IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+"""Of files that are taken for images."""
+
+
+def small_images(sources: Iterable[Source]) -> Array:
+    """Images in colour, `PIXELS` high and wide."""
+    return read_images(sources, PIXELS)
+
+
+def read_images(sources: Iterable[Source], size: int, *, grey: bool = False, bicubic: bool = False) -> Array:
     """Read images of any shape as squares; each pixel is the mean over an area.
 
     Args:
         sources: where they are.
         size: height and width of the result.
         grey: one channel in place of three.
+        bicubic: resize with the bicubic filter (that of Pillow, which covers an area too), fit for enlarging.
 
     Returns:
         uint8 (n, size, size), or (n, size, size, 3) without `grey`. The head of this module says how values are scaled.
@@ -61,7 +70,7 @@ def read_images(sources: Iterable[Source], size: int, *, grey: bool = False) -> 
         try:
             given: Any = io.BytesIO(source[1]) if isinstance(source, tuple) else source
             length = len(source[1]) if isinstance(source, tuple) else Path(source).stat().st_size
-            pixels, number_type, largest = _read(given, length, size, grey)
+            pixels, number_type, largest = _read(given, length, size, grey, bicubic)
         except Exception as error:  # Pillow's decoders raise errors of many types
             raise ValueError(f"{name} must be an image, got a file that Pillow cannot read ({error}).") from None
         if not 0 <= largest < np.inf:
@@ -96,7 +105,31 @@ def _as_bytes(values: Array, grey: bool) -> Array:
     return rounded if grey else np.repeat(rounded[..., None], 3, axis=-1)
 
 
-def _read(source: Any, length: int, size: int, grey: bool) -> tuple[Array, str, float]:
+def image_chunks(sources: Sequence[Source], size: int, chunk: int) -> Iterator[Array]:
+    """Images in colour as of `read_images`, bicubic, some at a time: uint8 (up to `chunk`, size, size, 3).
+
+    They are read together where a file has more than 8 bits a channel: how values are scaled depends on all of them.
+    """
+    if any(map(_is_wide, sources)):
+        images = read_images(sources, size, bicubic=True)
+        yield from (images[start : start + chunk] for start in range(0, len(images), chunk))
+        return
+    for start in range(0, len(sources), chunk):
+        yield read_images(sources[start : start + chunk], size, bicubic=True)
+
+
+def _is_wide(source: Source) -> bool:
+    """Whether an image has more than 8 bits a channel, by its header."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(source[1]) if isinstance(source, tuple) else source) as image:
+            return image.mode in ("I", "F") or ";16" in f"{image.mode} {[tile[3] for tile in image.tile]}"
+    except Exception:  # of Pillow's decoders, of many types; reading it says so
+        return False
+
+
+def _read(source: Any, length: int, size: int, grey: bool, bicubic: bool) -> tuple[Array, str, float]:
     """A small image, the type of its numbers, and the largest of them before it was resized.
 
     The image is uint8 in its final shape, or float32 (size, size) of the types "whole" and "real". In place of the
@@ -104,6 +137,7 @@ def _read(source: Any, length: int, size: int, grey: bool) -> tuple[Array, str, 
     """
     from PIL import Image, ImageOps
 
+    resample = Image.Resampling.BICUBIC if bicubic else Image.Resampling.BOX
     with Image.open(source) as image:
         image.draft("RGB", (2 * size, 2 * size))  # a large JPEG is decoded at a fraction of its size
         if math.prod(image.size) > max(_MANY_PIXELS, 100 * length):
@@ -117,7 +151,7 @@ def _read(source: Any, length: int, size: int, grey: bool) -> tuple[Array, str, 
             number_type = "whole" if values.dtype.kind in "iu" else "real"
             values = values.astype(np.float32)
             low, high = float(values.min()), float(values.max())  # NaN if there is one
-            small = Image.fromarray(values).resize((size, size), Image.Resampling.BOX)
+            small = Image.fromarray(values).resize((size, size), resample)
             return np.asarray(small), number_type, high if low >= 0 else low
         if number_type == "high bytes":
             extrema: Any = image.getextrema()  # of each channel
@@ -126,5 +160,5 @@ def _read(source: Any, length: int, size: int, grey: bool) -> tuple[Array, str, 
         if image.has_transparency_data:
             shown = image.convert("RGBA")
             shown = Image.alpha_composite(Image.new("RGBA", shown.size, "white"), shown)
-        shown = shown.convert("L" if grey else "RGB").resize((size, size), Image.Resampling.BOX)
+        shown = shown.convert("L" if grey else "RGB").resize((size, size), resample)
         return np.asarray(shown), number_type, largest

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from sodeep._core.checks import check_choice
 from sodeep.datasets.features import features_layout
+from sodeep.datasets.images import small_images
 from sodeep.datasets.layouts import FolderLayout, Layout, StrPath, has_files, need_files, visible
-from sodeep.datasets.retrieval import small_images
 from sodeep.datasets.tables import read_text
 from sodeep.datasets.types import MultiLabelData
 
@@ -103,13 +103,15 @@ def _voc_xml(layout: FolderLayout, images: Sequence[str]) -> dict[str, dict[str,
 
 def _voc(path: Path) -> MultiLabelData:
     parts = [read_voc(path, split=split) for split in ("trainval", "test")]
+    files = [file for part in parts for file in part.paths]
     return MultiLabelData(
         "VOC 2007",
         torch.cat([part.labels for part in parts]).numpy(),
         parts[0].names,
-        items=small_images([file for part in parts for file in part.paths]),
+        items=small_images(files),
         split=np.repeat(["train", "test"], [len(part.paths) for part in parts]),
         known=torch.cat([part.where for part in parts]).numpy(),
+        files=files,
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from sodeep._core.checks import check_choice, user_path
 from sodeep.datasets.features import features_layout
-from sodeep.datasets.images import read_images
+from sodeep.datasets.images import IMAGE_SUFFIXES, read_images, small_images
 from sodeep.datasets.layouts import (
     FolderLayout,
     Layout,
@@ -26,15 +26,8 @@ from sodeep.datasets.layouts import (
     npz_files,
     visible,
 )
-from sodeep.datasets.types import Array, RetrievalData
-
-PIXELS = 64
-"""Height and width that images are resized to."""
-
-
-def small_images(paths: Sequence[Path]) -> Array:
-    """The images at `paths`, `PIXELS` high and wide."""
-    return read_images(paths, PIXELS)
+from sodeep.datasets.revisited import REVISITED
+from sodeep.datasets.types import RetrievalData
 
 
 @dataclass(frozen=True)
@@ -76,13 +69,14 @@ def checked_set(benchmark: RetrievalSet, layout: FolderLayout, check_files: bool
 
 
 def as_data(name: str, benchmark: RetrievalSet) -> RetrievalData:
-    """The set as data of the task, its images resized to `PIXELS`."""
+    """The set as data of the task, its images made small."""
     gallery = benchmark.gallery or Items([], [])
     paths = benchmark.train.paths + benchmark.queries.paths + gallery.paths
     labels = np.array(benchmark.train.labels + benchmark.queries.labels + gallery.labels)
     split = np.repeat(["train", "test"], [len(benchmark.train), len(benchmark.queries) + len(gallery)])
     query = np.repeat([True, False], [len(benchmark.train) + len(benchmark.queries), len(gallery)])
-    return RetrievalData(name, small_images(paths), labels, split, None if benchmark.gallery is None else query)
+    query_of = None if benchmark.gallery is None else query
+    return RetrievalData(name, small_images(paths), labels, split, query_of, files=paths)
 
 
 _CUB = "Caltech-UCSD Birds-200-2011 (CUB-200-2011), from the Caltech Vision Lab's page of that name"
@@ -210,8 +204,6 @@ IN_SHOP = Layout(
     _in_shop,
 )
 
-IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
-
 
 def read_class_folders(folder: StrPath) -> RetrievalSet:
     """Your own images: a folder for each class.
@@ -308,6 +300,7 @@ def _omniglot(path: Path) -> RetrievalData:
         read_images(files, 28, grey=True)[keep],
         np.array(labels)[keep],
         split[keep],
+        files=[file for file, kept in zip(files, keep, strict=True) if kept],
     )
 
 
@@ -342,13 +335,14 @@ def _jpegs(path: Path) -> RetrievalData:
     with np.load(file) as arrays:
         content, offsets, labels = arrays["jpeg"].tobytes(), arrays["offset"], arrays["label"]
     ends = zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
-    files = ((f"{file}, image {i}", content[start:end]) for i, (start, end) in enumerate(ends))
+    files = [(f"{file}, image {i}", content[start:end]) for i, (start, end) in enumerate(ends)]
     images = read_images(files, 32)
     classes = np.unique(labels)
     order = np.random.default_rng(0).permutation(len(classes))
     held_out = max(2, round(0.3 * len(classes)))
     split = np.where(np.isin(labels, classes[order[:held_out]]), "test", "train")
-    return RetrievalData(f"{file.stem}, {held_out} of {len(classes)} classes unseen", images, labels, split)
+    name = f"{file.stem}, {held_out} of {len(classes)} classes unseen"
+    return RetrievalData(name, images, labels, split, files=files)
 
 
 def _jpeg_files(path: Path) -> list[Path]:
@@ -367,6 +361,7 @@ RETRIEVAL: dict[str, Layout] = {
     "CUB-200-2011": CUB,
     "Stanford Online Products": ONLINE_PRODUCTS,
     "In-shop": IN_SHOP,
+    "Revisited": REVISITED,
     "class folders": CLASS_FOLDERS,
     "features": features_layout(
         "retrieval", lambda name, arrays, split: RetrievalData(name, arrays["features"], arrays["labels"], split)

@@ -6,11 +6,15 @@ import json
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from os import PathLike
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from sodeep._core.arrays import Array as Array
+
+Source = str | PathLike[str] | tuple[str, bytes]
+"""An image file, or the name and the bytes of one."""
 
 
 @dataclass(frozen=True)
@@ -21,10 +25,14 @@ class RetrievalData:
         name: in reports.
         items: images, uint8 (N, H, W) or (N, H, W, 3); or features, floating point (N, d).
         labels: (N,) of any kind, the class of each item.
-        split: (N,), "train", "val" or "test". Without a "val", some classes of "train" are taken for it.
+        split: (N,), "train", "val" or "test". Without a "val", some classes of "train" are taken for it. All "test":
+            there is nothing to train on, and an encoder can be evaluated only.
         query: (N,) bool, which items are queries. Where a split has others, these are its gallery, the only items that
             are searched; else, and for None, each item is searched by all the others.
+        truth: int8 (3, Q, N), for the Q queries and the gallery of N of "test", under the protocols easy, medium and
+            hard of Revisited Oxford and Paris: 1 right, 0 wrong, -1 left out. None: those of the same class are right.
         images: uint8 (N, H, W[, 3]) to show where `items` are features; None: `items`, if images.
+        files: N, those that the images of `items` were made of, for networks that take larger ones; None: none.
     """
 
     name: str
@@ -33,6 +41,8 @@ class RetrievalData:
     split: Array
     query: Array | None = None
     images: Array | None = None
+    truth: Array | None = None
+    files: Sequence[Source] | None = None
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,7 @@ class CrossModalData:
         images: as in `RetrievalData`.
         languages: (M,) of str, the language of each caption, where their words are compared; None: all the same.
         classes: (N,) of any kind, the class of each image; None: images with the same codes are of one class.
+        files: as in `RetrievalData`.
     """
 
     name: str
@@ -61,6 +72,7 @@ class CrossModalData:
     images: Array | None = None
     languages: Sequence[str] | None = None
     classes: Array | None = None
+    files: Sequence[Source] | None = None
 
 
 @dataclass(frozen=True)
@@ -95,6 +107,7 @@ class MultiLabelData:
         items: images, uint8 (N, H, W[, 3]), or None; exactly one of the three is given.
         split: (N,), "train", "val" or "test"; None: drawn with the seed, 60 : 20 : 20.
         known: bool (N, C), which labels count (the "difficult" ones of VOC do not); None: all.
+        files: as in `RetrievalData`.
     """
 
     name: str
@@ -105,6 +118,7 @@ class MultiLabelData:
     items: Array | None = None
     split: Array | None = None
     known: Array | None = None
+    files: Sequence[Source] | None = None
 
 
 class Data(Protocol):
@@ -118,13 +132,15 @@ class Data(Protocol):
 
 
 def checksum(data: Data) -> int:
-    """Checksum of all fields but the name: another file may have the same name."""
+    """Checksum of all fields but names: another file may have the same one."""
     crc = 0
     for part in fields(data):
+        if part.name in ("name", "files"):
+            continue
         value = getattr(data, part.name)
         if isinstance(value, np.ndarray):
             crc = zlib.crc32(f"{part.name} {value.dtype} {value.shape}".encode(), crc)
             crc = zlib.crc32(value.tobytes(), crc)
-        elif part.name != "name" and value is not None:
+        elif value is not None:
             crc = zlib.crc32(f"{part.name} {json.dumps(list(value))}".encode(), crc)
     return crc

@@ -64,6 +64,8 @@ class Task(ABC):
     """Arguments that `load` takes beyond those of every task; None is the default of each."""
     reading: ClassVar[tuple[str, ...]] = ()
     """Those of `options` that `read` takes; the others are for the task itself."""
+    may_lack_training: ClassVar[bool] = False
+    """Whether data may be of the test split alone, to evaluate encoders that are trained elsewhere, or not at all."""
     layouts: ClassVar[Mapping[str, Layout]] = {}
     """What `--data` may be, the first that fits: name -> layout. Empty: the task draws its own data."""
     tensors: ClassVar[tuple[str, ...]]
@@ -94,7 +96,8 @@ class Task(ABC):
             data.name if train_fraction == 1 else f"{data.name}, {train_fraction:.4g} of the training split"
         )
         self.checksum = checksum(data)
-        self.index = indices_of(with_train_fraction(self.split_of(data, seed), seed, train_fraction))
+        split = with_train_fraction(self.split_of(data, seed), seed, train_fraction)
+        self.index = indices_of(split, self.may_lack_training)
         self.seed = seed
         self.batch_size = min(batch_size, len(self.index["train"]))
 
@@ -167,6 +170,13 @@ class Task(ABC):
         """
         check_choice(method, self.methods, "method")
         return self.model()
+
+    def fine_tuning(self, model: nn.Module) -> tuple[Task, nn.Module] | None:
+        """One more training before the test: of a trained `model`, and of the last blocks of a pretrained network.
+
+        The task on what these blocks are given, and the model on top of them; None: nothing is to be fine-tuned.
+        """
+        return None
 
     @abstractmethod
     def forward(self, model: nn.Module, batch: Array) -> dict[str, Callable[[Loss], Tensor]]:

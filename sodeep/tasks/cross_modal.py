@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,12 +17,13 @@ from sodeep._core.search import Range
 from sodeep._core.ties import tie_equal_rows
 from sodeep.datasets.captions import CROSS_MODAL, keep_captions
 from sodeep.datasets.generated import shapes
+from sodeep.datasets.image_features import pretrained_images
 from sodeep.datasets.splits import with_validation
 from sodeep.datasets.texts import TEXT_FEATURES, static_vectors
 from sodeep.datasets.types import Array, CrossModalData
 from sodeep.losses import CrossModalLoss, quantized_ap_loss
 from sodeep.tasks.base import Loss, Task, TaskMetrics
-from sodeep.tasks.encoders import FeatureNet, TextNet, as_input, encode, item_net, ngram_table
+from sodeep.tasks.encoders import FeatureNet, FineTuned, TextNet, as_input, encode, item_net, ngram_table
 from sodeep.tasks.semantics import TEXT_SCORES, SemanticScores
 
 _ASP = {"overlap": "ASP", **{name: f"ASP {name}" for name in TEXT_SCORES}}
@@ -55,7 +57,7 @@ class CrossModal(Task):
     with them, grow K times. A sorter for lists of 100 takes batches of at most 100 / K images.
 
     Captions in words are a learned sum over tf-idf of character n-grams; with `text_features` "wordllama", static
-    vectors go through a hidden layer in its place.
+    vectors go through a hidden layer in its place. `image_features` and `finetune` are those of `Retrieval`.
 
     A loss that takes semantic scores gets graded relevance in place of pairs, 1 for an image and its own caption, and
     for others the score that `semantic` names: "overlap" of the codes (keywords, object classes) of two images,
@@ -99,7 +101,15 @@ class CrossModal(Task):
         "untrained",
     )
     accepts = ("relevant", "semantic")
-    options = ("semantic", "text_features", "captions_per_item", "captions_kept", "fold_size")
+    options = (
+        "semantic",
+        "text_features",
+        "image_features",
+        "finetune",
+        "captions_per_item",
+        "captions_kept",
+        "fold_size",
+    )
     max_steps = 5000
     validate_every = 100
     ranges = {"lr": Range(2e-4, 3e-2, 3e-3)}  # noqa: RUF012
@@ -114,6 +124,8 @@ class CrossModal(Task):
         *,
         semantic: str | None = None,
         text_features: str | None = None,
+        image_features: str | None = None,
+        finetune: int | None = None,
         captions_per_item: int | None = None,
         captions_kept: int | None = None,
         fold_size: int | None = None,
@@ -124,7 +136,10 @@ class CrossModal(Task):
             check_at_least(captions_kept, 1, "captions_kept")
             data = keep_captions(data, self.index["train"].numpy(), captions_kept, seed)
             self.data_name += f", up to {captions_kept} of each training image's captions"
-        self.items = as_input(data.items)
+        self.pretrained = pretrained_images(image_features, data, finetune)
+        if self.pretrained is not None:
+            self.data_name += f", {self.pretrained.title}"
+        self.items = as_input(data.items) if self.pretrained is None else self.pretrained.features
         self.owner = torch.from_numpy(np.asarray(data.owner, dtype=np.int64))
         self.texts = None if isinstance(data.captions, np.ndarray) else list(data.captions)
         vectors = static_vectors(text_features, self.texts, data.name)
@@ -225,6 +240,15 @@ class CrossModal(Task):
         training = self.captions[torch.isin(self.owner, train.to(self.owner.device))]
         captions = FeatureNet(training, width=64) if training.is_floating_point() else TextNet(training, width=64)
         return TwoTowers(item_net(self.items, train, width=64), captions)
+
+    def fine_tuning(self, model: nn.Module) -> tuple[Task, nn.Module] | None:
+        """The blocks of the pretrained network that `finetune` asked for, and the encoder of images on top."""
+        if self.pretrained is None or self.pretrained.last is None:
+            return None
+        blocks, activations = self.pretrained.last
+        task, towers = copy.copy(self), cast(TwoTowers, model)
+        task.items = activations.to(self.items.device)
+        return task, TwoTowers(FineTuned(blocks, towers.images), towers.captions)
 
     def forward(self, model: nn.Module, batch: Array) -> dict[str, Callable[[Loss], Tensor]]:
         """The mean of both directions, images to captions and back."""

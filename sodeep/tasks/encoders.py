@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice, pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -90,13 +91,64 @@ class FeatureNet(nn.Module):
         return vectors if self.net is None else vectors + self.net(x)
 
 
-class Inputs(nn.Module):
-    """The inputs themselves as vectors: pixels, with 0 for white, or features. Nothing is trained."""
+class AsGiven(nn.Module):
+    """No network: the numbers of an item, its features, or its pixels with 0 for white, as its vector.
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """(B, d), of (B, ...)."""
-        x = 1 - inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs
-        return x.flatten(1)
+    Returns:
+        (B, d), of (B, d) or (B, C, H, W).
+    """
+
+    def forward(self, items: Tensor) -> Tensor:
+        """The items, flat."""
+        return (1 - items.float() / 255 if items.dtype == torch.uint8 else items.float()).flatten(1)
+
+
+class FineTuned(nn.Module):
+    """The last blocks of a pretrained network, and an encoder on the features that they give.
+
+    Their BatchNorm layers stay in evaluation mode: the statistics are those of the images they were trained on.
+
+    Args:
+        blocks: as of `sodeep.datasets.image_features`; copied, so that those given stay as they are.
+        head: takes their features (B, d); trained on them before, and trained on.
+
+    Returns:
+        (B, width), of what the blocks are given, (B, ...) of any floating type.
+    """
+
+    slowdown: ClassVar[float] = 0.1
+    """Learning rate of the blocks, as a fraction of that of the rest: their weights are good ones already."""
+    chunk: ClassVar[int] = 64
+    """Rows that `encode` takes at a time: inside, there are tens of thousands of numbers in each."""
+
+    def __init__(self, blocks: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.blocks = copy.deepcopy(blocks).requires_grad_()
+        self.head = head
+
+    def train(self, mode: bool = True) -> FineTuned:
+        """Training mode, for the head alone."""
+        super().train(mode)
+        self.blocks.eval()
+        return self
+
+    def forward(self, activations: Tensor) -> Tensor:
+        """The vectors of images."""
+        vectors: Tensor = self.head(self.blocks(activations.float()))
+        return vectors
+
+
+def parameter_groups(model: nn.Module, rate: float) -> list[dict[str, Any]]:
+    """The weights of a model as groups of an optimizer, with the learning rate of each: first all, or all but `blocks`.
+
+    >>> groups = parameter_groups(FineTuned(nn.Linear(3, 2), nn.Linear(2, 1, bias=False)), rate=0.01)
+    >>> [(group["lr"], len(group["params"])) for group in groups]
+    [(0.01, 1), (0.001, 2)]
+    """
+    nets = [module for module in model.modules() if isinstance(module, FineTuned)]
+    slow = dict.fromkeys(weight for net in nets for weight in net.blocks.parameters())
+    groups = [{"params": [weight for weight in model.parameters() if weight not in slow], "lr": rate}]
+    return groups + [{"params": [*slow], "lr": rate * FineTuned.slowdown}] * bool(slow)
 
 
 def ridge(features: Tensor, target: Tensor, penalty: float) -> FeatureNet:
@@ -225,6 +277,7 @@ def item_net(items: Tensor, train: Tensor, width: int) -> nn.Module:
 @torch.no_grad()
 def encode(net: nn.Module, inputs: Tensor, chunk: int = 1024) -> Tensor:
     """`net` in evaluation mode over all `inputs`, in chunks; none of one row, whose products round differently."""
+    chunk = net.chunk if isinstance(net, FineTuned) else chunk
     parts = list(torch.split(inputs, chunk))
     if len(parts) > 1 and len(parts[-1]) == 1:
         parts[-2:] = [inputs[-chunk - 1 :]]

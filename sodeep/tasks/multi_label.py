@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -12,19 +13,31 @@ from torch import Tensor, nn
 from sodeep import metrics
 from sodeep._core.search import Range, Ranges
 from sodeep.datasets.generated import topics
+from sodeep.datasets.image_features import pretrained_images
 from sodeep.datasets.layouts import Layout
 from sodeep.datasets.multi_label import MULTI_LABEL
 from sodeep.datasets.splits import given_split
 from sodeep.datasets.texts import TEXT_FEATURES, static_vectors
 from sodeep.datasets.types import Array, MultiLabelData
 from sodeep.tasks.base import Loss, Task, TaskMetrics
-from sodeep.tasks.encoders import PENALTY, FeatureNet, TextNet, as_input, encode, item_net, ngram_table, ridge
+from sodeep.tasks.encoders import (
+    PENALTY,
+    FeatureNet,
+    FineTuned,
+    TextNet,
+    as_input,
+    encode,
+    item_net,
+    ngram_table,
+    ridge,
+)
 
 
 class MultiLabel(Task):
     """Scores (examples, labels); a loss sees a list for each label, of the 100 examples of a batch.
 
     Texts are a learned sum over tf-idf of words and word pairs; with `text_features` "wordllama", static vectors.
+    `image_features` and `finetune` are those of `Retrieval`.
 
     Metrics: "mAP", the mean over the labels of average precision over the examples of the split; "AP micro", of all
     scores as one list. A label without an example in the split is left out.
@@ -49,7 +62,7 @@ class MultiLabel(Task):
     )
     accepts = ("relevant",)
     methods: ClassVar[Mapping[str, Ranges]] = {**Task.methods, "ridge": {"penalty": PENALTY}}
-    options: ClassVar[tuple[str, ...]] = ("text_features",)
+    options: ClassVar[tuple[str, ...]] = ("text_features", "image_features", "finetune")
     max_steps = 5000
     validate_every = 100
     ranges: ClassVar[Ranges] = {"lr": Range(3e-3, 2e-1, 2e-2), "weight_decay": Range(1e-4, 0.3, 1e-2)}
@@ -59,14 +72,25 @@ class MultiLabel(Task):
     epsilon = 1e-2  # else n-grams seen a few times move as far as those seen in every batch, and are memorised
 
     def __init__(
-        self, data: MultiLabelData, seed: int = 0, *, text_features: str | None = None, **options: Any
+        self,
+        data: MultiLabelData,
+        seed: int = 0,
+        *,
+        text_features: str | None = None,
+        image_features: str | None = None,
+        finetune: int | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(data, seed, **options)
         self.labels = torch.from_numpy(np.asarray(data.labels, dtype=bool))
         self.known = torch.ones_like(self.labels) if data.known is None else torch.from_numpy(np.asarray(data.known))
         self.label_names = list(data.label_names)
         vectors = static_vectors(text_features, data.texts, data.name)
-        if vectors is not None:
+        self.pretrained = pretrained_images(image_features, data, finetune)
+        if self.pretrained is not None:
+            self.inputs = self.pretrained.features
+            self.data_name += f", {self.pretrained.title}"
+        elif vectors is not None:
             self.inputs = torch.from_numpy(vectors)
             self.data_name += f", {TEXT_FEATURES['wordllama']}"
         elif data.texts is not None:
@@ -100,6 +124,15 @@ class MultiLabel(Task):
             return super().fit(method)
         train = self.index["train"].to(self.inputs.device)
         return ridge(self.inputs[train], self.labels[train].float(), **settings)
+
+    def fine_tuning(self, model: nn.Module) -> tuple[Task, nn.Module] | None:
+        """The blocks of the pretrained network that `finetune` asked for, and `model` on top."""
+        if self.pretrained is None or self.pretrained.last is None:
+            return None
+        blocks, activations = self.pretrained.last
+        task = copy.copy(self)
+        task.inputs = activations.to(self.inputs.device)
+        return task, FineTuned(blocks, model)
 
     def forward(self, model: nn.Module, batch: Array) -> dict[str, Callable[[Loss], Tensor]]:
         """A list for each label, of the examples of the batch."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -12,19 +13,30 @@ from torch import Tensor, nn
 from sodeep import metrics
 from sodeep._core.search import Range
 from sodeep.datasets.generated import characters
+from sodeep.datasets.image_features import pretrained_images
 from sodeep.datasets.retrieval import RETRIEVAL
+from sodeep.datasets.revisited import PROTOCOLS
 from sodeep.datasets.splits import split_classes
 from sodeep.datasets.types import Array, RetrievalData
 from sodeep.losses import EmbeddingLoss, pairwise_scores, quantized_ap_loss
 from sodeep.samplers import BalancedBatchSampler
 from sodeep.tasks.base import Loss, Task, TaskMetrics
-from sodeep.tasks.encoders import Inputs, as_input, encode, item_net
+from sodeep.tasks.encoders import AsGiven, FineTuned, as_input, encode, item_net
+from sodeep.tasks.revisited import REVISITED_METRICS, revisited_metrics
 
 
 class Retrieval(Task):
     """Embeddings compared by cosine. Every item is a query for the others of its class, in its split.
 
     Where a benchmark has queries and a gallery, only these are the queries, and only the gallery is searched.
+
+    With `image_features` "efficientnet-lite0", images are the features that this pretrained network gives, and the net
+    is one for features; with `finetune` N, the last N blocks of the network are trained with it before the test.
+
+    On Revisited Oxford and Paris, whose queries have right images in place of classes, the metrics of the test are
+    theirs (`sodeep.tasks.revisited`), "mAP easy" to "mP@10 hard"; "mAP" is that of the protocol medium by the step-wise
+    sum of all other data sets, and arrays for figures follow that protocol. These benchmarks bring nothing to train on:
+    without it an encoder can be evaluated, by default `AsGiven`, but no loss compared.
 
     Metrics: mean average precision; on the test split also MAP@R, R-precision and R@1, R@10 and R@100, the
     hit rates among the first 1, 10 and 100 (`hit_rate_at_k`, not `recall_at_k`).
@@ -42,26 +54,44 @@ class Retrieval(Task):
     """
 
     name = "retrieval"
-    metrics = {"mAP": True, "mAP@R": True, "R-precision": True, "R@1": True, "R@10": True, "R@100": True}  # noqa: RUF012
+    metrics: ClassVar[dict[str, bool]] = dict.fromkeys(
+        ("mAP", "mAP@R", "R-precision", "R@1", "R@10", "R@100", *REVISITED_METRICS), True
+    )
     primary_metric = "mAP"
     baseline = "multi-similarity"
     losses = ("multi-similarity", "nt-xent", "triplet", "smooth-ap", "quantized-ap", "map:laplace", "raw", "untrained")
     accepts = ("relevant", "embeddings")
+    options = ("image_features", "finetune")
+    may_lack_training = True
     methods = {**Task.methods, "raw": {}}  # noqa: RUF012
     max_steps = 5000
     validate_every = 100
     ranges = {"lr": Range(2e-4, 2e-2, 2e-3)}  # noqa: RUF012
     layouts = RETRIEVAL
-    tensors = ("items", "labels")
+    tensors = ("items", "labels", "truth")
     generated = staticmethod(characters)
 
-    def __init__(self, data: RetrievalData, seed: int = 0, **options: Any) -> None:
+    def __init__(
+        self,
+        data: RetrievalData,
+        seed: int = 0,
+        *,
+        image_features: str | None = None,
+        finetune: int | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(data, seed, **options)
-        self.items = as_input(data.items)
+        self.pretrained = pretrained_images(image_features, data, finetune)
+        if self.pretrained is not None:
+            self.data_name += f", {self.pretrained.title}"
+        self.items = as_input(data.items) if self.pretrained is None else self.pretrained.features
         self.labels = torch.from_numpy(np.unique(data.labels, return_inverse=True)[1].reshape(-1))
         self.class_names = np.asarray(data.labels).astype(str)
         self.query = None if data.query is None else np.asarray(data.query, dtype=bool)
+        self.truth: Tensor | None = None if data.truth is None else torch.from_numpy(np.asarray(data.truth))
         for name in ("val", "test"):
+            if not len(self.index[name]) or (name == "test" and self.truth is not None):
+                continue
             queries, gallery = self._sides(name)
             labels = self.labels[self.index[name]]
             counts = torch.bincount(labels[gallery], minlength=int(labels.max()) + 1)[labels[queries]]
@@ -73,6 +103,8 @@ class Retrieval(Task):
         images = data.images if data.images is not None else data.items
         self.images = images if images.dtype == np.uint8 else None
         train = self.labels[self.index["train"]]
+        if not len(train):  # nothing to train on
+            return
         classes = min(self.batch_size // 4, len(set(train.tolist())))
         self.sampler = BalancedBatchSampler(train, classes, self.batch_size // classes, seed=seed)
 
@@ -80,6 +112,16 @@ class Retrieval(Task):
     def split_of(cls, data: RetrievalData, seed: int) -> Array:
         """The split of the data, with whole classes taken for validation."""
         return split_classes(np.asarray(data.split), np.asarray(data.labels), seed)
+
+    def lacks(self, signature: str) -> str | None:
+        """Items to train on, where all are of the test split."""
+        if len(self.index["train"]):
+            return None
+        return (
+            f"items to train on, which {self.data_name} does not have. Add those of other classes (with Revisited "
+            "Oxford and Paris: a folder of images for each in train/, or train_features and train_labels in the npz). "
+            "Without training, use sodeep.tasks.Retrieval.load(data).evaluate(encoder, 'test')"
+        )
 
     def batches(self, epoch: int) -> Iterator[Array]:
         """Batches of equally many items, four or more, of each of their classes."""
@@ -89,12 +131,23 @@ class Retrieval(Task):
             yield train[batch]
 
     def model(self) -> nn.Module:
-        """A small convolutional net, or one hidden layer on features."""
+        """A small convolutional net, or one hidden layer on features; without items to train on, `AsGiven`."""
+        if not len(self.index["train"]):
+            return AsGiven()
         return item_net(self.items, self.index["train"], width=64)
 
     def fit(self, method: str, **settings: Any) -> nn.Module:
         """Besides "untrained": "raw", the pixels or features themselves, by cosine."""
-        return Inputs() if method == "raw" else super().fit(method)
+        return AsGiven() if method == "raw" else super().fit(method)
+
+    def fine_tuning(self, model: nn.Module) -> tuple[Task, nn.Module] | None:
+        """The blocks of the pretrained network that `finetune` asked for, and `model` on top."""
+        if self.pretrained is None or self.pretrained.last is None:
+            return None
+        blocks, activations = self.pretrained.last
+        task = copy.copy(self)
+        task.items = activations.to(self.items.device)
+        return task, FineTuned(blocks, model)
 
     def forward(self, model: nn.Module, batch: Array) -> dict[str, Callable[[Loss], Tensor]]:
         """Every item of the batch against the others."""
@@ -113,13 +166,17 @@ class Retrieval(Task):
         for chunk, scores, relevant, where in self._lists(embeddings, split):
             rows.append(chunk)
             values["mAP"].append(metrics.average_precision(scores, relevant, where=where))
-            if split != "test":  # all of them take longer than the steps between two looks at the validation split
-                continue
+            if split != "test" or self.truth is not None:
+                continue  # all of them take longer than the steps between two looks at the validation split
             values["mAP@R"].append(metrics.map_at_r(scores, relevant, where=where))
             values["R-precision"].append(metrics.r_precision(scores, relevant, where=where))
             for k in (1, 10, 100):
                 values[f"R@{k}"].append(metrics.hit_rate_at_k(scores, relevant, k=k, where=where))
         found = {name: torch.cat(parts).mean().item() for name, parts in values.items() if parts}
+        if split == "test" and self.truth is not None:
+            queries, gallery = (embeddings[mask.to(embeddings.device)] for mask in self._sides(split))
+            scores, _ = pairwise_scores(queries, self.truth[0] == 1, gallery)
+            found |= revisited_metrics(scores, self.truth)
         if not details:
             return TaskMetrics(found)
         return TaskMetrics(found, self._details(embeddings, split, torch.cat(rows), torch.cat(values["mAP"])))
@@ -142,6 +199,9 @@ class Retrieval(Task):
             chunk = rows[start : start + size]
             scores, relevant = pairwise_scores(embeddings[chunk], labels[chunk], embeddings, labels)
             where = gallery & (chunk.unsqueeze(1) != everyone)
+            if split == "test" and self.truth is not None:
+                grades = self.truth[PROTOCOLS.index("medium"), queries.cumsum(0)[chunk] - 1]
+                relevant[:, gallery], where[:, gallery] = grades == 1, grades >= 0
             some = (relevant & where).any(-1)
             yield chunk[some], scores[some], relevant[some], where[some]
 

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from sodeep._core.progress import Progress
+from sodeep._core.progress import Progress, no_progress
 
 
 class Terminal(io.StringIO):
@@ -84,3 +84,21 @@ def test_the_time_left_is_not_estimated_from_the_first_of_a_slow_start():
         clock.now = now
         progress.update(fraction)
     assert stream.getvalue().splitlines() == ["training: 1%", "training: 50%, about 1:00 left"]
+
+
+def test_no_progress_is_for_that_context_and_not_for_streams_that_are_given(capsys):
+    stream = io.StringIO()
+    with no_progress():
+        clock = Clock()
+        silent, given = (Progress("training", stream=where, clock=clock) for where in (None, stream))
+        clock.now = 10.0
+        for progress in (silent, given):
+            progress.update(0.5)
+            progress.close()
+    assert stream.getvalue() == "training: 50%, about 0:10 left\n"
+    assert capsys.readouterr().err == ""
+    clock = Clock()
+    progress = Progress("training", clock=clock)
+    clock.now = 10.0
+    progress.update(0.5)
+    assert capsys.readouterr().err == "training: 50%, about 0:10 left\n"
