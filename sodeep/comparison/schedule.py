@@ -178,7 +178,7 @@ class Schedule:
         """Those of `_calls` that were not in the queue before."""
         calls = []
         for call in self._calls(loss, seed):
-            name = (call[0].__name__, seed, f"{loss} {call[1].settings} {call[1].start}")
+            name = (call[0].__name__, seed, f"{call[1].loss} {call[1].settings} {call[1].start}")
             if name not in self._queued:
                 self._queued.add(name)
                 calls.append(call)
@@ -204,7 +204,7 @@ class Schedule:
         if seed in self._searched(seed):
             missing = [job for job in jobs if self._run_of(job) is None]
             if missing:
-                return [(run_training, job) for job in missing]
+                return self._trainings(missing)
         if not self._is_searched(loss, seed):
             return []
         chosen = self._chosen(loss, seed)
@@ -214,12 +214,20 @@ class Schedule:
         job = next(job for job in jobs if job.settings == chosen)
         run = self._run_of(job)
         if run is None:
-            return [(run_training, job)]
+            return self._trainings([job])
         if run.status != "ok":  # with settings that were chosen by other seeds
             return [] if failed else [(failed_test, job, run)]
         if test is not None and (test.settings, test.start) == (job.settings, job.start):
             return []
-        return [(run_test, job, run)] if job.weights.exists() else [(run_training, job)]
+        return [(run_test, job, run)] if job.weights.exists() else self._trainings([job])
+
+    def _trainings(self, jobs: Sequence[Job]) -> list[_Call]:
+        """The trainings; before those of a schedule, that of the encoder to start from, if its weights are gone."""
+        start, _ = stages_of(jobs[0].loss)
+        for before in self._jobs(start, jobs[0].seed) if start else ():
+            if before.settings == jobs[0].start and not before.weights.exists():
+                return self._trainings([before])
+        return [(run_training, job) for job in jobs]
 
     def _jobs(self, loss: str, seed: int) -> list[Job]:
         """The trainings of a loss and seed; of a schedule, with the encoder to start from, none while it is missing."""
