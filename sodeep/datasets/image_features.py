@@ -158,6 +158,12 @@ def pretrained_images(
             f"`image_features` must not be given for data without images, got {image_features!r} for {data.name}."
         )
     backbone = BACKBONES[image_features]
+    net = [] if finetune is None else [*backbone.build()]
+    if finetune is not None and not (is_whole(finetune) and 0 < finetune < len(net)):
+        raise ValueError(
+            f"`finetune` must be a number of blocks from 1 to {len(net) - 1} for {image_features}, "
+            f"got {describe(finetune)}."
+        )
     digest = _checksum(items, files, backbone.version())
 
     def rows(name: str, blocks: Callable[[], nn.Module], dtype: torch.dtype, remedy: str = "") -> Tensor:
@@ -168,12 +174,6 @@ def pretrained_images(
     features = rows("features", backbone.build, torch.float32)
     if finetune is None:
         return PretrainedImages(backbone.title, features)
-    net = [*backbone.build()]
-    if not is_whole(finetune) or not 0 < finetune < len(net):
-        raise ValueError(
-            f"`finetune` must be a number of blocks from 1 to {len(net) - 1} for {image_features}, "
-            f"got {describe(finetune)}."
-        )
     first, last = nn.Sequential(*net[:-finetune]), nn.Sequential(*net[-finetune:])
     activations = rows(f"block{len(first)}", lambda: first, torch.float16, "fine-tune fewer blocks")
     blocks = "block" if finetune == 1 else f"{finetune} blocks"
