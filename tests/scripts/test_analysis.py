@@ -170,13 +170,15 @@ def test_cutting_planes_find_the_minimum(penalty):
             assert objective(other) >= least
 
 
-def test_the_toy_experiment(monkeypatch):
+def test_the_toy_experiment():
     pytest.importorskip("sklearn")
     import compare_svm_ap as script
 
-    monkeypatch.setattr(script, "LOSSES", ("svm-ap", "hinge"))
-    monkeypatch.setattr(script, "PENALTIES", (0.01,))
-    rows = cells(run(script, "--seeds", 2, "--quick"))[1:]
+    options = ["--seeds", 2, "--quick", "--penalty", 0.01, "--loss", "svm-ap", "--loss", "hinge"]
+    rows = cells(run(script, *options))[1:]
     assert [row[0] for row in rows] == [script.SVM, "svm-ap", "hinge", "linear SVM of scikit-learn"]
     assert rows[2][2] == "baseline"
     assert all(0.4 < float(row[1].split()[0]) < 0.7 for row in rows)
+    refused = CliRunner().invoke(script.main, ["--loss", "bce"])
+    assert refused.exit_code == 2
+    assert refused.stderr.endswith("Invalid value for --baseline: hinge is not among svm-ap-planes, bce.\n")
