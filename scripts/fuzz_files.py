@@ -293,11 +293,18 @@ def comparison_folder(which: str) -> Write:
                     figures = {"mAP": 0.5, "R@1": 0.5 + seed / 9}
                     run = comparison.Run(
                         "retrieval", "digits", loss, seed, {"lr": 0.1}, stage, "ok", figures,
-                        {"loss": [(1, 0.5), (2, 0.25)]}, 10, 0.1, details="details/a.npz",
+                        {"loss": [(1, 0.5), (2, 0.25)]}, steps=10, seconds_per_step=0.1, details="details/a.npz",
                     )  # fmt: skip
                     lines.append(run.to_json())
         (folder / "runs.jsonl").write_text("\n".join(lines) + "\n")
-        origin = {"task": "retrieval", "data": "digits", "epochs": 3, "batch_size": 100, "sodeep": "0", "torch": "2"}
+        origin = {
+            "task": "retrieval",
+            "data": "digits",
+            "max_steps": 10,
+            "batch_size": 100,
+            "sodeep": "0",
+            "torch": "2",
+        }
         (folder / "comparison.json").write_text(json.dumps(origin))
         return folder / which
 

@@ -33,7 +33,18 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import click
 
 OUT = Path("out")
-COMMAND = ["compare", "memorability", "--loss", "mse", "--loss", "spearman:laplace", "--seeds", "1", "--epochs", "1"]
+COMMAND = [
+    "compare",
+    "memorability",
+    "--loss",
+    "mse",
+    "--loss",
+    "spearman:laplace",
+    "--seeds",
+    "1",
+    "--max-steps",
+    "12",
+]
 COMMAND += ["--jobs", "1", "--tensorboard", "--out", str(OUT)]
 FILE_EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree"}
 

@@ -26,6 +26,7 @@ from scipy.stats import ttest_rel
 import sodeep
 from sodeep import comparison
 from sodeep._core import progress
+from sodeep._core.search import Range, trial_settings
 from sodeep.cli import compare as compare_cli
 from sodeep.cli.group import main
 from sodeep.comparison import compare, schedule, train
@@ -40,9 +41,14 @@ from sodeep.tasks import TASKS, Task, TaskMetrics
 TINY = {"max_steps": 12, "seeds": 2}
 
 
+def settings_tried(loss, trials=4):
+    """What is searched for a loss of the memorability task."""
+    return trial_settings(loss_by_name(loss).all_ranges(TASKS["memorability"]), trials)
+
+
 def plain(runs):
     """Runs without what depends on the clock."""
-    return [{**json.loads(run.to_json()), "seconds_per_step": None} for run in runs]
+    return [{**json.loads(run.to_json()), "seconds": None, "seconds_per_step": None} for run in runs]
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +69,7 @@ def test_every_loss_and_seed_is_tuned_and_tested_once(finished):
         for seed in (0, 1):
             own = [run for run in runs if (run.loss, run.seed) == (loss, seed)]
             assert [run.stage for run in own] == ["tuning"] * 4 + ["test"]
-            assert [run.settings for run in own[:4]] == loss_by_name(loss).grid(TASKS["memorability"].learning_rates)
+            assert [run.settings for run in own[:4]] == settings_tried(loss)
     assert all(run.status == "ok" for run in runs)
     assert [(done, total) for _, done, total in seen] == [(i, 20) for i in range(1, 21)]
 
@@ -76,14 +82,21 @@ def test_the_setting_best_on_the_validation_split_is_tested(finished):
         assert test.settings == best.settings
         assert test.curves == best.curves
         assert test.metrics != best.metrics
-        assert best.curves["val/Spearman"][-1] == (best.steps, best.metrics["Spearman"])
+        assert [step for step, _ in best.curves["val/Spearman"]] == [0, 12]
+        highest = max(best.curves["val/Spearman"], key=lambda point: point[1])
+        assert (best.best_step, best.metrics["Spearman"]) == highest
+        for name in best.metrics:
+            assert dict(best.curves[f"val/{name}"])[best.best_step] == best.metrics[name]
 
 
 def test_a_run_says_what_it_took(finished):
     _, runs, _ = finished
+    sizes = tuple(len(TASKS["memorability"].load().index[name]) for name in ("train", "val", "test"))
     for run in runs:
         assert run.steps == 12
-        assert run.seconds_per_step > 0
+        assert run.seconds > run.seconds_per_step > 0
+        assert run.flat is False  # the cap came first
+        assert (run.split["train"], run.split["val"], run.split["test"]) == sizes
         assert run.peak_memory > 100 * 65 * 4  # the hidden layer and more
         assert run.device == "cpu"
         assert set(run.curves) == {"loss/train", "val/Spearman", "val/MAE", "val/MAE fitted"}
@@ -93,7 +106,7 @@ def test_a_run_says_what_it_took(finished):
 
 
 def test_a_training_of_one_step(tmp_path):
-    runs = compare("memorability", ["mse"], out=tmp_path, seeds=1, max_steps=12, batch_size=10_000)
+    runs = compare("memorability", ["mse"], out=tmp_path, seeds=1, max_steps=1, batch_size=10_000)
     assert [(run.status, run.steps, run.seconds_per_step) for run in runs] == [("ok", 1, None)] * 5
     assert re.search("^mse +.* baseline +\N{EN DASH}$", text_table(summarise(runs)), re.MULTILINE)
 
@@ -527,7 +540,7 @@ def test_what_it_costs_is_known_before_it_starts_and_changes_nothing(bad_losses,
 
 def test_another_comparison_is_not_mixed_in(finished):
     out, _, _ = finished
-    expected = f"`out` {out} holds a comparison with epochs 1, not 2. Choose another folder, or delete it."
+    expected = f"`out` {out} holds a comparison with max_steps 12, not 24. Choose another folder, or delete it."
     with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
         compare("memorability", ["mse"], out=out, max_steps=24)
     expected = (
@@ -734,7 +747,7 @@ def test_options_on_captions_are_those_of_the_cross_modal_task(tmp_path):
 
 def test_options_on_captions_from_python_and_the_command_line(tmp_path):
     options = {"semantic": "mean", "captions_per_item": 2, "captions_kept": 1, "fold_size": 50}
-    runs = compare("cross-modal", ["asp"], out=tmp_path, seeds=1, epochs=1, **options)
+    runs = compare("cross-modal", ["asp"], out=tmp_path, seeds=1, max_steps=12, **options)
     assert {run.status for run in runs} == {"ok"}
     assert {run.data for run in runs} == {
         "synthetic shapes (generated, no real data), up to 1 of each training image's captions, "
@@ -742,7 +755,7 @@ def test_options_on_captions_from_python_and_the_command_line(tmp_path):
     }
     assert {"i2t ASP mean", "i2t ASP mean in folds", "R@1 mean in folds"} <= set(runs[-1].metrics)
     given = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    result = run("cross-modal", "--loss", "asp", "--seeds", "1", "--epochs", "1", "--out", str(tmp_path), *given)
+    result = run("cross-modal", "--loss", "asp", "--seeds", "1", "--max-steps", "12", "--out", str(tmp_path), *given)
     assert result.exit_code == 0
     assert "i2t R@1 in folds" in result.output
     assert read_runs(tmp_path) == runs
@@ -828,11 +841,15 @@ def test_what_a_loss_learns_is_trained(tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     task = TASKS["memorability"].load()
+    settings = {"lr": 0.01, "weight_decay": 0.0}
     for name in ("Shifted", "made"):
+        job = train.Job(
+            "memorability", None, name, 0, settings, str(tmp_path), train.Length(12, 12, None), "cpu", {}, None
+        )
         entry, shifts = loss_by_name(f"learned_of_a_test:{name}"), []
         for _ in range(2):
             torch.manual_seed(0)
-            training = train.Training(task, entry, {"lr": 0.01}, 1, "cpu")
+            training = train.Training(task, entry, job)
             training.run()
             ((_, _, loss),) = training.terms
             shifts.append(loss.shift.item())
@@ -885,7 +902,7 @@ def test_a_failed_setting_is_not_chosen(tmp_path, monkeypatch):
         ),
         ({"losses": ["mes"]}, "`loss` must be one of mse, l1, "),
         ({"seeds": 0}, "`seeds` must be a whole number of at least 1, got 0."),
-        ({"epochs": 0}, "`epochs` must be a whole number of at least 1, got 0."),
+        ({"max_steps": 0}, "`max_steps` must be a whole number of at least 1, got 0."),
         ({"jobs": 0}, "`jobs` must be a whole number of at least 1, got 0."),
         ({"batch_size": 1}, "`batch_size` must be a whole number of at least 4, got 1."),
         ({"device": "abacus"}, "`device` must be one that PyTorch can compute on here, got 'abacus' ("),
@@ -1053,7 +1070,8 @@ class Line(Task):
     name = "line"
     metrics = {"Spearman": True}  # noqa: RUF012
     primary_metric, baseline, losses, accepts = "Spearman", "mse", ("mse",), ("target",)
-    epochs, learning_rates, tensors = 2, (1e-3, 1e-2), ("x", "y")
+    max_steps, validate_every, tensors = 8, 4, ("x", "y")
+    ranges = {"lr": Range(1e-3, 1e-2, 3e-3)}  # noqa: RUF012
 
     def __init__(self, data, seed=0, **options):
         super().__init__(data, seed, **options)
