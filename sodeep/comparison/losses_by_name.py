@@ -82,8 +82,8 @@ class LossSpec:
         return dict(task.methods.get(self.method, {})) if self.method else {**task.ranges, **self.ranges}
 
     def terms(self, settings: Mapping[str, Any], default_signature: str) -> list[tuple[float, str, Loss]]:
-        """Weight, call signature and loss of each term, with these settings."""
-        chosen = {name: value for name, value in settings.items() if name in self.ranges}
+        """Weight, call signature and loss of each term, with these settings; those that are missing by default."""
+        chosen = {name: settings.get(name, values.default) for name, values in self.ranges.items()}
         if not self.parts:
             return [(1.0, self.signature or default_signature, self.build(**chosen))]
         weight = chosen.pop("weight")

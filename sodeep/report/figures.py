@@ -18,7 +18,7 @@ import torch
 from matplotlib.figure import Figure
 
 from sodeep.checkpoint.format import list_sorters
-from sodeep.comparison.losses_by_name import LOSSES, RANK_LOSSES, RANKS, loss_by_name, terms_of
+from sodeep.comparison.losses_by_name import LOSSES, RANK_LOSSES, RANKS, loss_by_name, stages_of, terms_of
 from sodeep.comparison.read import Comparison
 from sodeep.comparison.runs import Run
 from sodeep.datasets.types import Array
@@ -224,7 +224,7 @@ def _callables(comparison: Comparison, given: Mapping[str, Loss]) -> dict[str, L
     for name in comparison.tested:
         if name in given:
             losses[name] = given[name]
-        elif all(ours(term) for term in terms_of(name)):
+        elif all(ours(term) for term in terms_of(stages_of(name)[1])):
             terms = loss_by_name(name).terms(comparison.summary.settings[name][0][0], "relevant")
             if all(signature == "relevant" for _, signature, _ in terms):
                 losses[name] = functools.partial(_weighted_sum, terms)

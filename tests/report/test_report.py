@@ -21,6 +21,7 @@ from sodeep.comparison.read import read_comparison
 from sodeep.comparison.runs import Run
 from sodeep.comparison.statistics import Cell
 from sodeep.metrics import average_precision
+from sodeep.ranks import with_width
 from sodeep.report import html, tables
 from sodeep.report.write import NO_MATPLOTLIB, draw_figures
 
@@ -62,7 +63,9 @@ def write_runs(folder, task="retrieval", losses=LOSSES, seeds=3, metrics=("mAP",
             run = Run(
                 task, "made-up numbers", loss, seed, {"lr": 0.001}, "tuning", "ok", dict.fromkeys(metrics, mine),
                 {"loss/train": [(i, 1 / (i + 1)) for i in range(60)], f"val/{metrics[0]}": curve},
-                20, 0.002 * (place + 1), 3_000_000 if place else None,
+                steps=20, best_step=10, flat=True, seconds=0.5, seconds_per_step=0.002 * (place + 1),
+                peak_memory=3_000_000 if place else None,
+                split={"train": 60, "val": 20, "test": 20, "data": 1, "items": 2},
             )  # fmt: skip
             test = Run(**{**vars(run), "stage": "test", "details": name if details is not None else None})
             lines += [run.to_json(), test.to_json()]
@@ -173,12 +176,13 @@ def test_markdown(tmp_path):
     assert files["markdown"].read_text(encoding="utf-8") == (
         "# Losses compared: retrieval\n"
         "\n"
-        "Data: made-up numbers. Baseline: multi-similarity. 2 losses, 3 seeds, 20 steps, on cpu.\n"
+        "Data: made-up numbers (60 train, 20 val, 20 test). Baseline: multi-similarity. 2 losses, 3 seeds, on cpu.\n"
         "\n"
         "    sodeep compare retrieval\n"
         "\n"
         "* map:laplace has the best mean mAP: 0.610 ± 0.010 over 3 seeds.\n"
         "* Better than multi-similarity: map:laplace.\n"
+        f"* {COMPARED}\n"
         "* 1 of 13 runs failed; see below.\n"
         "\n"
         "## Results\n"
@@ -195,20 +199,20 @@ def test_markdown(tmp_path):
         "\n"
         "| loss | mAP ↑ | R@1 ↑ |\n"
         "|---|---:|---:|\n"
-        "| map:laplace | +0.100 [+0.098, +0.102] | +0.100 [+0.098, +0.102] |\n"
+        "| map:laplace | **+0.100 [+0.098, +0.102]** | **+0.100 [+0.098, +0.102]** |\n"
         "\n"
         "Mean and 95% interval (Student's t over the seeds) of the difference, seed by seed: the same split, "
-        "initialisation and batches. An interval that contains 0 is no significant difference. Each is of one "
-        "comparison, not corrected for how many there are.\n"
+        "initialisation and batches. Bold: significant at 5% among the losses compared in the column (Holm's method).\n"
         "\n"
         "## Settings and cost\n"
         "\n"
-        "| loss | chosen | ms per step | peak MB of a step |\n"
-        "|---|---|---:|---:|\n"
-        "| multi-similarity | lr 0.001 (3 seeds) | 2.0 | \N{EN DASH} |\n"
-        "| map:laplace | lr 0.001 (3 seeds) | 4.0 | 3.0 |\n"
+        "| loss | chosen | steps to the best | seconds of a training | ms per step | peak MB of a step |\n"
+        "|---|---|---:|---:|---:|---:|\n"
+        "| multi-similarity | lr 0.001 (3 seeds) | 10 of 20 | 0.5 | 2.0 | \N{EN DASH} |\n"
+        "| map:laplace | lr 0.001 (3 seeds) | 10 of 20 | 0.5 | 4.0 | 3.0 |\n"
         "\n"
-        "Settings are those best on the validation split. A step is encoder and loss, forward and backward.\n"
+        "Settings are those best on the validation split; steps, those to the best validation of all that were taken "
+        "(median over the seeds). A step is encoder and loss, forward and backward.\n"
         "\n"
         "## Failed runs\n"
         "\n"
@@ -218,6 +222,18 @@ def test_markdown(tmp_path):
         "\n"
         "Figures: report.html.\n"
     )
+
+
+COMPARED = (
+    "1 loss is compared with multi-similarity. The split is that of the data: seeds differ in initialisation, batches "
+    "and validation items alone, and intervals say nothing of other test items."
+)
+
+
+def several(count, baseline):
+    """The same sentence for several losses."""
+    start = f"{count} losses are compared with {baseline}; significance takes account of their number (Holm's method)."
+    return start + COMPARED.removeprefix("1 loss is compared with multi-similarity.")
 
 
 def findings(tmp_path, **options):
@@ -230,6 +246,7 @@ def test_the_baseline_may_win(tmp_path):
         "The baseline multi-similarity has the best mean mAP: 0.510 ± 0.010 over 3 seeds.",
         "Worse than multi-similarity: triplet.",
         "Not significantly different from multi-similarity: nt-xent.",
+        several(2, "multi-similarity"),
     ]
 
 
@@ -248,6 +265,7 @@ def test_lower_may_be_better(tmp_path):
         "l1 has the best mean MAE: 0.410 ± 0.010 over 3 seeds.",
         "Better than mse: l1.",
         "Worse than mse: spearman:laplace.",
+        several(2, "mse"),
     ]
     comparison = read_comparison(tmp_path)
     assert comparison.ranked == ["l1", "mse", "spearman:laplace"]
@@ -357,9 +375,10 @@ def test_json_has_the_same_numbers_and_is_strict(tmp_path):
 
 def test_versions_are_those_of_the_comparison(tmp_path):
     write_runs(tmp_path, details=None)
-    (tmp_path / "comparison.json").write_text('{"batch_size": 64, "sodeep": "0.0.7", "torch": "2.4.0"}')
+    made = {"max_steps": 2000, "batch_size": 64, "sodeep": "0.0.7", "torch": "2.4.0"}
+    (tmp_path / "comparison.json").write_text(json.dumps(made))
     text = write_text(tmp_path)["markdown"].read_text(encoding="utf-8")
-    assert "3 seeds, 20 steps, 64 items a step, on cpu; sodeep 0.0.7, torch 2.4.0.\n" in text
+    assert "3 seeds, up to 2,000 steps, 64 items a step, on cpu; sodeep 0.0.7, torch 2.4.0.\n" in text
 
 
 def test_errors(tmp_path):
@@ -552,9 +571,9 @@ def test_sums_are_drawn_with_their_weight(tmp_path):
     comparison = read_comparison(tmp_path)
     loss = figures._callables(comparison, {})["bce+map:laplace"]
     scores, relevant = torch.randn(20), torch.rand(20) < 0.5
-    expected = torch.nn.functional.binary_cross_entropy_with_logits(scores, relevant.float()) + 3 * sodeep.map_loss(
-        scores, relevant, rank_fn=sodeep.laplace_rank
-    )
+    rank_fn = with_width(sodeep.laplace_rank, 0.3)  # the default of the range
+    bce = torch.nn.functional.binary_cross_entropy_with_logits(scores, relevant.float())
+    expected = bce + 3 * sodeep.map_loss(scores, relevant, rank_fn=rank_fn)
     torch.testing.assert_close(loss(scores, relevant), expected)
 
 
