@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from sodeep.report.figures import ReportFigure
 
 
+WIDTH = 120
+"""Characters of a line, where one metric does not need more."""
+
+
 def text_table(summary: Summary) -> str:
     """The summary as plain text.
 
@@ -40,10 +44,7 @@ def text_table(summary: Summary) -> str:
     whole = set(counts.values()) <= {0, len(summary.seeds)}  # those without any are said to have failed
     seeds = f"of {seeds_text(len(summary.seeds))}" if whole else "over the seeds"
     blocks = [f"{summary.task} on {summary.data}: mean ± sd {seeds}, * = best mean"]
-    names = list(summary.metrics)
-    size = math.ceil(len(names) / math.ceil(len(names) / 6)) if names else 1
-    for start in range(0, max(1, len(names)), size):
-        blocks.append(_block(summary, names[start : start + size], start == 0, {} if whole else counts))
+    blocks += _blocks(summary, {} if whole else counts)
     blocks.append("\n".join(_failure_line(run) for run in summary.failed))
     return "\n\n".join(filter(None, blocks))
 
@@ -54,6 +55,21 @@ def _tested_seeds(summary: Summary) -> dict[str, int]:
         loss: max((cell.n for (name, _), cell in summary.cells.items() if name == loss), default=0)
         for loss in summary.losses
     }
+
+
+def _blocks(summary: Summary, counts: Mapping[str, int]) -> list[str]:
+    """Tables of at most six metrics, and of fewer where their lines would be too long."""
+    names = list(summary.metrics)
+    size = math.ceil(len(names) / (math.ceil(len(names) / 6) or 1))
+    blocks: list[str] = []
+    while names or not blocks:
+        for count in range(size, -1, -1):
+            block = _block(summary, names[:count], not blocks, counts)
+            if count <= 1 or max(map(len, block.splitlines())) <= WIDTH:
+                break
+        blocks.append(block)
+        names = names[max(1, count) :]
+    return blocks
 
 
 def _block(summary: Summary, metrics: Sequence[str], with_difference: bool, counts: Mapping[str, int]) -> str:

@@ -29,8 +29,9 @@ from sodeep._core import progress
 from sodeep._core.search import Range, trial_settings
 from sodeep.cli import compare as compare_cli
 from sodeep.cli.group import main
-from sodeep.comparison import compare, schedule, train
-from sodeep.comparison.losses_by_name import LOSSES, PEERS, RANK_LOSSES, RANKS, LossSpec, loss_by_name
+from sodeep.comparison import _compare, compare, schedule, train
+from sodeep.comparison.losses_by_name import LOSSES, PEERS, RANK_LOSSES, RANKS, loss_by_name
+from sodeep.comparison.read import settings_text
 from sodeep.comparison.runs import Run, read_runs
 from sodeep.comparison.statistics import summarise
 from sodeep.datasets.splits import drawn_split
@@ -313,7 +314,7 @@ def test_a_test_that_failed_is_listed_and_repeated(finished, tmp_path, monkeypat
     table = text_table(summarise(runs))
     assert ": mean ± sd over the seeds, * = best mean\n" in table
     assert re.search("^spearman:laplace  1 of 2  [\N{MINUS SIGN}0-9.]+\\*? ", table, re.MULTILINE)
-    assert table.endswith(f"\nspearman:laplace (lr {failed.settings['lr']}, seed 0) failed at step 12: {reason}")
+    assert table.endswith(f"\nspearman:laplace ({settings_text(failed.settings)}, seed 0) failed at step 12: {reason}")
     assert len(list((tmp_path / "weights").iterdir())) == 4
     done = trained(monkeypatch)
     again = compare("memorability", BOTH, out=tmp_path, **TINY)
@@ -412,17 +413,21 @@ def test_a_damaged_line_is_set_aside_and_done_again(finished, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("dropped", ["the best", "another"])
-def test_another_grid_is_gone_on_with(tmp_path, monkeypatch, dropped):
+def test_other_settings_are_gone_on_with(tmp_path, monkeypatch, dropped):
     given = {"out": tmp_path / "runs", "seeds": 1, "max_steps": 12}
     *trainings, test = compare("memorability", ["mse"], **given)
-    grid = [run.settings for run in trainings]
-    kept = [settings for settings in grid if (settings == test.settings) != (dropped == "the best")][:3]
-    new = [*kept, *[{"lr": 0.0005}] * (4 - len(kept))] if dropped == "the best" else [*kept, {"lr": 0.0005}]
-    monkeypatch.setattr(LossSpec, "grid", lambda *_: new)
+    tried = [run.settings for run in trainings]
+    other = {"lr": 1e-6, "weight_decay": 1.0}  # trains nothing
+    if dropped == "the best":
+        kept = [settings for settings in tried if settings != test.settings]
+    else:
+        worst = min(trainings, key=lambda run: run.metrics["Spearman"]).settings
+        kept = [settings for settings in tried if settings != worst]
+    monkeypatch.setattr(_compare, "trial_settings", lambda *_: [*kept, other])
     done = trained(monkeypatch)
     runs = compare("memorability", ["mse"], **given)
     trained_now = [settings for _, _, settings in done]
-    assert trained_now == [{"lr": 0.0005}] + [runs[-1].settings] * (dropped == "the best")
+    assert trained_now == [other] + [runs[-1].settings] * (dropped == "the best")
     assert plain(runs) == plain(compare("memorability", ["mse"], **{**given, "out": tmp_path / "fresh"}))
     assert list((tmp_path / "runs/weights").iterdir()) == []
 
@@ -434,7 +439,7 @@ def test_nan_is_the_worst_of_settings(tmp_path, monkeypatch):
         run = train(job)
         return (
             dataclasses.replace(run, metrics={**run.metrics, "Spearman": math.nan})
-            if job.settings["lr"] < 1e-3
+            if job.settings == settings_tried("mse")[0]
             else run
         )
 
@@ -816,7 +821,8 @@ def test_failures_are_recorded_and_the_others_go_on(bad_losses, tmp_path):
     assert [run.loss for run in summary.failed] == [loss for loss in losses for _ in range(4)]
     table = text_table(summary)
     assert re.search(rf"^{losses[0]} +failed$", table, re.MULTILINE)
-    assert f"{losses[0]} (lr 0.000333, seed 0) failed at step 5: the loss is not finite (loss nan, lr " in table
+    tried = settings_text(settings_tried("mse")[0])
+    assert f"{losses[0]} ({tried}, seed 0) failed at step 5: the loss is not finite (loss nan, lr " in table
     again = compare("memorability", [*losses, "mse"], out=tmp_path / "out", seeds=1, max_steps=12)
     assert plain(again) == plain(runs)
 
@@ -879,13 +885,13 @@ def test_a_failed_setting_is_not_chosen(tmp_path, monkeypatch):
 
     def fails_with_the_best(job):
         run = train(job)
-        failed = job.settings["lr"] == 0.009
+        failed = job.settings == settings_tried("mse")[3]
         return Run(**{**vars(run), "status": "failed", "metrics": {}, "failure": _failure(1.0)}) if failed else run
 
     monkeypatch.setattr(schedule, "run_training", fails_with_the_best)
     runs = compare("memorability", ["mse"], out=tmp_path, seeds=1, max_steps=12)
     assert [run.status for run in runs] == ["ok", "ok", "ok", "failed", "ok"]
-    assert runs[-1].settings["lr"] != 0.009
+    assert runs[-1].settings in settings_tried("mse")[:3]
 
 
 @pytest.mark.parametrize(
@@ -900,7 +906,7 @@ def test_a_failed_setting_is_not_chosen(tmp_path, monkeypatch):
             {"losses": ["smooth-ap"]},
             "`loss` must fit the memorability task, got 'smooth-ap', a loss with another call signature. ",
         ),
-        ({"losses": ["mes"]}, "`loss` must be one of mse, l1, "),
+        ({"losses": ["mes"]}, "`loss` must be one of mse, mse-ranks, mse-normal-scores, l1, "),
         ({"seeds": 0}, "`seeds` must be a whole number of at least 1, got 0."),
         ({"max_steps": 0}, "`max_steps` must be a whole number of at least 1, got 0."),
         ({"jobs": 0}, "`jobs` must be a whole number of at least 1, got 0."),
@@ -1016,7 +1022,7 @@ def test_text_table():
 
 def test_the_tables_have_the_same_digits(tmp_path):
     """No negative zero, and one decimal for numbers far from 1."""
-    runs = made_up("mse", [0.5, 0.6, 0.7]) + made_up("l1", [0.4999, 0.5999, 0.6999])
+    runs = made_up("mse", [0.5, 0.6, 0.7]) + made_up("l1", [0.4999999, 0.5999999, 0.6999999])
     runs += [
         dataclasses.replace(run, loss="huber", metrics={"Spearman": 50 * run.metrics["Spearman"]}) for run in runs[:3]
     ]
@@ -1024,7 +1030,7 @@ def test_the_tables_have_the_same_digits(tmp_path):
     read = comparison.read_comparison(tmp_path)
     plain = text_table(read.summary)
     page = write_report(read)["markdown"].read_text(encoding="utf-8")
-    for cell in ("+0.000 [+0.000, +0.000]", "30.0 ± 5.0", "+29.4 [+17.2, +41.6]"):
+    for cell in ("+0.00000 [+0.00000, +0.00000]", "30.0 ± 5.0", "+29.4 [+17.2, +41.6]"):
         assert f"  {cell}" in plain
         assert f"| {cell} |" in page.replace("*", "")
 
@@ -1037,7 +1043,7 @@ def test_many_metrics_make_several_tables(tmp_path):
     ]
     table = text_table(summarise(runs))
     assert max(map(len, table.splitlines())) <= 120
-    assert len(re.findall("^triplet-hard ", table, re.MULTILINE)) == 4
+    assert len(re.findall("^triplet-hard ", table, re.MULTILINE)) == 9
     for name in names:
         assert f"{name} " in table
 
@@ -1129,7 +1135,16 @@ def test_command(tmp_path):
     options = ["--loss", "l1", "--baseline", "mse", "--seeds", 2, "--max-steps", 12, "--out", out]
     result = run("memorability", *options)
     assert result.exit_code == 0, result.output
-    assert len(re.findall(r"^(mse|l1), seed [01]: Spearman [-0-9.]+ \(lr [0-9.]+\)$", result.stdout, re.MULTILINE)) == 4
+    assert (
+        len(
+            re.findall(
+                r"^(mse|l1), seed [01]: Spearman [-0-9.]+ \(lr [0-9.]+, weight_decay [0-9.]+\)$",
+                result.stdout,
+                re.MULTILINE,
+            )
+        )
+        == 4
+    )
     assert re.search("^mse +[\N{MINUS SIGN}0-9.]+ ± .* baseline ", result.stdout, re.MULTILINE)
     for name in ("report.md", "report.json", "report.html"):
         assert f"{out / name}" in result.stdout
@@ -1190,8 +1205,9 @@ def test_a_loss_of_the_form_of_pytorch_metric_learning(tmp_path, monkeypatch):
     assert {run.status for run in runs} == {"ok"}
     expected = (
         f"`loss` must fit the memorability task, got '{name}', a loss with another call signature. It is called as "
-        "loss(embeddings (n, d), labels (n,)), this task calls loss(scores (n,), target (n,)). Those compared by "
-        "default are "
+        "loss(embeddings (n, d), labels (n,)), this task calls loss(scores (n,), target (n,)) or loss(scores (n,), "
+        "ranks of the target among those of the training split (n,)) or loss(scores (n,), normal scores of the "
+        "target (n,)). Those compared by default are "
     )
     with pytest.raises(ValueError, match="^" + re.escape(expected)):
         compare("memorability", [name], out=tmp_path / "other")
