@@ -40,6 +40,7 @@ LOSSES = ("svm-ap", "map:laplace", "map:set", "bce", "hinge")
 SVM = "svm-ap-planes"
 PENALTIES = (0.001, 0.01, 0.1, 1.0, 10.0)
 RATES = (3e-3, 1e-2, 3e-2)
+EPOCHS = 20
 Vector = NDArray[np.float64]
 
 
@@ -155,7 +156,7 @@ def main(losses: tuple[str, ...], penalties: tuple[float, ...], baseline: str, s
     if baseline not in (SVM, *losses):
         raise click.BadParameter(f"{baseline} is not among {', '.join((SVM, *losses))}.", param_hint="--baseline")
     torch.set_num_threads(1)
-    runs = [compared(seed, losses, penalties, epochs=1 if quick else Toy.epochs) for seed in range(seeds)]
+    runs = [compared(seed, losses, penalties, epochs=1 if quick else EPOCHS) for seed in range(seeds)]
     click.echo(f"{seeds} seeds; one thread, torch {torch.__version__}, {cpu()}, {datetime.date.today()}\n")
     click.echo(f"| method | AP | AP - {baseline} | s |\n|---|---:|---:|---:|")
     for name in runs[0]:

@@ -199,6 +199,8 @@ def _run_method(task: Task, method: str, job: Job, run: Run) -> Run:
     start = time.perf_counter()
     with _in_step(0):
         model = task.fit(method, **job.settings).to(job.device)
+        if method == "untrained" and job.init is not None:
+            load_encoder(model, job.init)
         metrics = task.evaluate(model, "val").metrics
     _save(model, job.weights)
     curves = {f"val/{name}": [(0, value)] for name, value in metrics.items()}
