@@ -206,9 +206,9 @@ def test_a_loss_of_ones_own_declares_ranges(tmp_path, monkeypatch):
     for name, reason in (
         (
             "Empty",
-            "got (2.0, 2.0) for power. A range must go from a lower to a higher number, above 0, got 2.0 to 2.0.",
+            "(2.0, 2.0) for power. A range must go from a lower to a higher number, above 0, got 2.0 to 2.0.",
         ),
-        ("Odd", "got 3 for power. 'int' object is not iterable"),
+        ("Odd", "3 for power. 'int' object is not iterable"),
     ):
         start = f"`loss` ranges_of_a_test:{name} must declare ranges as name: (low, high) or name: [choices], got "
         with pytest.raises(ValueError) as caught:  # noqa: PT011  # the message is compared whole
