@@ -170,7 +170,7 @@ default.
 ## Errors by distribution
 
 Mean |rank error| / n at n = 100; lists marked * are multi-scale. The handcrafted rank functions are the default, and
-for each sorter the one of smallest error among those whose optimisation score is at least as high.
+for each sorter the one of smallest error among those whose optimisation score is at least as high, if there is one.
 
 {table(["distribution", *(r.name for r in (*sorters, *handcrafted))], by_distribution([*sorters, *handcrafted]))}
 """

@@ -31,7 +31,7 @@ LENGTHS = (10, 30, 100, 300, 1000, 10000)
 MULTI_SCALE = ("heavy-tailed", "clusters", "bimodal")
 """Distributions of multi-scale lists, for which one sharpness for the whole list cannot be right."""
 
-TAUS = (0.5, 1 / 3.4, 1 / 6.8, 1 / 10, 1 / 20, 1 / 50)
+TAUS = (1.0, 0.5, 1 / 3.4, 1 / 6.8, 1 / 10, 1 / 20, 1 / 50)
 """Sharpness of the handcrafted ranks, in standard deviations of the list, from smooth to sharp."""
 
 

@@ -46,7 +46,12 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 @click.command("train-sorter")
-@click.option("--sorter", type=click.Choice(SORTERS), help="The network.  [default: set]")
+@click.option("--sorter", type=click.Choice(SORTERS), help="The network.  [default: set; of --recipe, lstm-large]")
+@click.option(
+    "--recipe",
+    type=click.Choice(["2019"]),
+    help="The training run of SoDeep, 2019, for one of its networks, but for options given here.",
+)
 @click.option("--seq-len", type=int, help="The one length to train for.  [default: all of --lengths, or 100]")
 @click.option(
     "--lengths",
@@ -87,9 +92,11 @@ def _setting(text: str) -> tuple[str, Any]:
 )
 @click.option("--lr", type=float, help="Peak learning rate.  [default: that of the sorter]")
 @click.option("--warmup", type=float, help="Fraction of the run in which the learning rate rises.")
+@click.option("--schedule", type=click.Choice(["cosine", "step"]), help="How the learning rate falls after that.")
 @click.option("--clip", type=float, help="Largest gradient norm.")
 @click.option("--ema", type=float, help="Decay of the running average of the weights.")
 @click.option("--value-loss", type=click.Choice(VALUE_LOSSES), help="On the normalised ranks.")
+@click.option("--top-weighted", is_flag=True, default=None, help="Let items count by 1 / rank.")
 @click.option("--gradient-weight", type=float, help="Of the gradient term; 0 trains on values alone.")
 @click.option("--gradient-tau", type=float, help="Sharpness of the gradient's target, in standard deviations.")
 @click.option("--gradient-fraction", type=float, help="Fraction of the lists that the gradient term is taken on.")
@@ -110,6 +117,7 @@ def train_sorter(
     overwrite: bool,
     quiet: bool,
     mixture: str | None,
+    recipe: str | None,
     **given: Any,
 ) -> None:
     """Train a network to be the rank function.
@@ -120,16 +128,20 @@ def train_sorter(
         if given["distributions"]:
             raise click.UsageError("Give either --mixture or --distribution, not both.")
         given["distributions"] = sodeep.SODEEP2019 if mixture == "2019" else sodeep.DEFAULT
-    out = out or Path(f"{given['sorter'] or 'set'}.safetensors")
+    network = given["sorter"] or ("set" if recipe is None else "lstm-large")
+    out = out or Path(f"{network}.safetensors")
     chosen = {name: value for name, value in given.items() if value is not None}
     config: sodeep.TrainConfig | None
+    if recipe is not None and resume:
+        raise click.UsageError("--recipe is that of the unfinished run. Leave it out with --resume.")
     if resume:  # options that are not given keep their values
         saved = sodeep.training.train.saved_config(out)
         config = replace(saved, **chosen).resolve()
         if config == saved and "max_time" not in chosen:  # a limit that is given counts from here
             config = None
     else:
-        config = sodeep.TrainConfig(**chosen).resolve()
+        configure = sodeep.TrainConfig if recipe is None else sodeep.TrainConfig.sodeep2019
+        config = configure(**chosen).resolve()
         if "lengths" in chosen and config.seq_len is not None:  # a config cannot tell those of the default
             raise click.UsageError(f"--lengths is not for one length of list, here {config.seq_len}. Leave it out.")
     result = sodeep.train_sorter(config, out, log_dir=log_dir, resume=resume, progress=not quiet, overwrite=overwrite)

@@ -106,6 +106,7 @@ class Recipe:
     batch_size: int = 256
     lr: float = 1e-3
     gradient_weight: float = 0.01
+    """0: its gradient is not trained."""
 
 
 class Sorter(nn.Module):
@@ -153,7 +154,7 @@ class Sorter(nn.Module):
     reads_masks: ClassVar[bool] = False
     """Whether `network` handles `where` by itself. Otherwise lists are run without their masked items."""
     separate_gradient: bool = False
-    """Whether the gradient is that of another network than the values: then see `value_network`."""
+    """Whether the gradient is another's than that of the values, known in closed form: then see `value_network`."""
     source: str | None = None
     _weights: FrozenWeights | None = None
     shortest: ClassVar[int] = 2
@@ -223,9 +224,11 @@ class Sorter(nn.Module):
         Example:
             >>> from sodeep import build_sorter
             >>> sorter = build_sorter("set")
-            >>> sorter.values(torch.tensor([0.3, -1.2, 0.8])).sum().backward()
-            >>> any(weight.grad is not None for weight in sorter.slope.parameters())
-            False
+            >>> scores = torch.tensor([0.3, -1.2, 0.8], requires_grad=True)
+            >>> torch.equal(sorter.values(scores), sorter(scores))
+            True
+            >>> torch.autograd.grad(sorter.values(scores)[0], scores, allow_unused=True)
+            (None,)
         """
         return self._ranks(scores, where, self.value_network)
 
@@ -276,12 +279,13 @@ class Sorter(nn.Module):
         return fill_by_length(nothing, scores, where, lambda lists: self._rank(lists, None, network))
 
     def _warn_outside(self, scores: Tensor, where: Tensor | None) -> None:
-        """Warn of raw scores outside the range that a network without normalisation was trained on."""
+        """Warn of raw scores far outside the range that a network without normalisation was trained on."""
         trained = None if self.normalize else self.trained_range
         if trained is None or not readable(scores):
             return
         real = scores.detach() if where is None else scores.detach()[where]
-        if real.numel() and (real.amin() < trained[0] or real.amax() > trained[1]):
+        beyond = (trained[1] - trained[0]) / 2  # as another draw of the same scores may be
+        if real.numel() and (real.amin() < trained[0] - beyond or real.amax() > trained[1] + beyond):
             warnings.warn(
                 f"The scores reach from {real.amin().item():g} to {real.amax().item():g}, and this {self.name} sorter, "
                 f"which does not normalise them, was trained on {trained[0]:g} to {trained[1]:g}: its ranks are "

@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from sodeep._core.checks import check_at_least, check_choice, check_positive, describe
+from sodeep._core.checks import check_at_least, check_choice, check_number, check_positive, describe
 from sodeep._core.lists import masked_mean
 from sodeep.sorters.base import Recipe, Sorter, check_count
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+WIDTH = 1.0
+"""Default width of the gradient, in standard deviations of the list: the best of those tried by optimisation score."""
+
+NARROWEST = 0.05
+"""The least one: a narrower gradient would need more frequencies than the values."""
+
+GAPS = 2.5
+"""The least one of n items, times n: about the mean gap between neighbours of a few normal scores. A comparison
+narrower than the gaps is flat at all of the items."""
+
+DAMPED = 12.0
+"""The series of a gradient ends where the factor z / sinh z of its terms is below 1e-4. Cut earlier, it rings: the
+gradient between items far apart, which counts where few items are relevant, would have an arbitrary sign."""
+
+PERIOD = 2.5
+"""Of the square waves: above 2, so that each is a sign function for all differences of coordinates in (-1, 1)."""
 
 
 class SetSorter(Sorter):
@@ -26,18 +48,21 @@ class SetSorter(Sorter):
     The output is centred so that the ranks of every list sum to n (n + 1) / 2; the network reads masks itself.
 
     A function near the exact ranks is steep where items meet and flat elsewhere: its derivative is a poor guide for an
-    optimiser. So the gradient is, by default, that of one more, much smoother stage over the same scores,
-    trained for nothing else (a straight-through estimator): the values are near the exact ranks, the gradient is
-    smooth, and costs little. As with the handcrafted ranks, no gradient flows through the scale of the list. A second
-    derivative is that of this stage, at that scale. Where an item lies more than about ten thousand times as far off as
-    the others lie apart, these others get nearly one rank.
+    optimiser. So the gradient is, by default, that of soft ranks (a straight-through estimator): sums of sigmoids of
+    the differences, `width` standard deviations of the list wide. It needs no training: its Fourier series is known in
+    closed form for every width, and is the shorter the wider it is (see `smooth_rank`). `with_width` gives the same
+    sorter another width. As with the handcrafted ranks, no gradient flows through the scale of the list. A second
+    derivative is that of the soft ranks, at that scale. Where an item lies more than about ten thousand times as far
+    off as the others lie apart, these others get nearly one rank.
 
     Args:
         seq_len: ignored; the network takes any length.
-        gradient: "smooth": that of the smooth stage. "values": the derivative of the values, as of any other sorter.
+        gradient: "smooth": that of the soft ranks. "values": the derivative of the values, as of any other sorter.
         frequencies: how many in each stage; as many stages as entries.
         smoothness: at the start of training: the highest frequency in widths of the Gaussian that damps a series.
             Less is sharper, and rings more.
+        width: of the soft ranks, at least `NARROWEST`; in standard deviations of the list, or in units of its scores
+            where these are not normalised. Of n items it is at least `GAPS` / n.
         condition: units of the networks that adapt the functions to the list.
         normalize: see `Sorter`.
     """
@@ -48,7 +73,8 @@ class SetSorter(Sorter):
     @classmethod
     def recipe(cls, config: Mapping[str, Any]) -> Recipe:
         """See `Sorter.recipe`."""
-        return Recipe(steps=4000, batch_size=32, lr=2e-3)
+        trained = config.get("gradient", "smooth") == "values"
+        return Recipe(steps=4000, batch_size=32, lr=2e-3, gradient_weight=Recipe.gradient_weight if trained else 0.0)
 
     def __init__(
         self,
@@ -57,6 +83,7 @@ class SetSorter(Sorter):
         gradient: Literal["smooth", "values"] = "smooth",
         frequencies: Sequence[int] = (16, 32, 40),
         smoothness: float = 1.5,
+        width: float = WIDTH,
         condition: int = 64,
         normalize: bool = True,
     ) -> None:
@@ -69,6 +96,7 @@ class SetSorter(Sorter):
         frequencies = [check_count(value, "frequencies") for value in frequencies]
         check_count(sum(frequencies), "sum(frequencies)")
         smoothness = check_positive(smoothness, "smoothness")
+        width = _check_width(width)
         condition = check_at_least(condition, 1, "condition")
         super().__init__(
             None,
@@ -76,21 +104,44 @@ class SetSorter(Sorter):
             gradient=gradient,
             frequencies=frequencies,
             smoothness=smoothness,
+            width=width,
             condition=condition,
         )
         self.stages = nn.ModuleList(_FourierStage(count, smoothness, condition) for count in frequencies)
         self.separate_gradient = gradient == "smooth"
-        if self.separate_gradient:
-            self.slope = _FourierStage(16, 2.5, condition)
+        self.width = width
+
+    def with_width(self, width: float) -> Self:
+        """This sorter with another `width`: the same values, with a wider or narrower gradient.
+
+        It shares weights, device and file with this one; nothing is copied.
+
+        Raises:
+            ValueError: a width below `NARROWEST`, or a sorter whose gradient is that of its values.
+
+        Example:
+            >>> sorter = SetSorter().freeze()
+            >>> wide = sorter.with_width(2.0)
+            >>> scores = torch.tensor([0.2, 0.9, 0.5])
+            >>> torch.equal(wide(scores), sorter(scores)), wide.stages is sorter.stages
+            (True, True)
+        """
+        if not self.separate_gradient:
+            raise ValueError(
+                "`with_width` needs a set sorter with gradient='smooth', got gradient='values': its gradient is that "
+                "of its values. Build it with gradient='smooth'."
+            )
+        other = copy.copy(self)
+        other.width = _check_width(width)
+        other.config = {**self.config, "width": other.width}
+        return other
 
     def network(self, x: Tensor, where: Tensor | None = None) -> Tensor:
         """See `Sorter.network`."""
-        values, count, location, scale = self._values(x, where)
+        values, count, location = self._values(x, where)
         if not self.separate_gradient:
             return values
-        # coordinates in nearly even proportion to the scores, but for far outliers; no narrower than a tenth of the
-        # standard deviation, or the gradient of a list that is nearly all ties would be huge
-        smooth = self.slope(bounded(x, location, 4 * scale.clamp(min=0.1)), where, count)
+        smooth = smooth_rank(x, where, count, location, self.width)
         ranks: Tensor = values - (smooth - smooth.detach())
         return ranks
 
@@ -98,8 +149,8 @@ class SetSorter(Sorter):
         """See `Sorter.value_network`."""
         return self._values(x, where)[0]
 
-    def _values(self, x: Tensor, where: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Normalised ranks (B, n) by the stages; and each list's number of items, location and scale, all (B, 1)."""
+    def _values(self, x: Tensor, where: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Normalised ranks (B, n) by the stages; and each list's number of items and location, both (B, 1)."""
         if where is None:
             count = torch.full_like(x[..., :1], x.shape[-1])
         else:
@@ -109,10 +160,10 @@ class SetSorter(Sorter):
         y = bounded(fixed, location, scale)
         for stage in self.stages:
             y = stage(y, where, count)
-        return (count + 1) / (2 * count) - y, count, location, scale
+        return (count + 1) / (2 * count) - y, count, location
 
 
-def bounded(x: Tensor, location: Tensor, scale: Tensor) -> Tensor:
+def bounded(x: Tensor, location: Tensor, scale: Tensor | float) -> Tensor:
     """Scores as coordinates in (-1/2, 1/2)."""
     return torch.atan((x - location) / scale) / math.pi
 
@@ -144,16 +195,13 @@ class _FourierStage(nn.Module):
     over k, adapted to each list by a small network on its power spectrum C² + S², sets how sharp a step to count with.
     """
 
-    period = 2.5
-    """Above 2, so that the square wave is a sign function for all differences of coordinates in (-1, 1)."""
-
     frequencies: Tensor
     series: Tensor
 
     def __init__(self, frequencies: int, smoothness: float, condition: int) -> None:
         super().__init__()
         odd = [2 * k + 1 for k in range(frequencies)]
-        self.register_buffer("frequencies", torch.tensor([2 * math.pi / self.period * m for m in odd]))
+        self.register_buffer("frequencies", torch.tensor([2 * math.pi / PERIOD * m for m in odd]))
         self.register_buffer("series", torch.tensor([2 / math.pi / m for m in odd]))
         # Gaussian damping removes the ringing of a cut series
         self.filter = nn.Parameter(torch.tensor([math.exp(-((smoothness * m / odd[-1]) ** 2) / 2) for m in odd]))
@@ -163,12 +211,45 @@ class _FourierStage(nn.Module):
         self.condition = nn.Sequential(nn.Linear(frequencies + 1, condition), nn.SiLU(), adapt)
 
     def forward(self, y: Tensor, where: Tensor | None, count: Tensor) -> Tensor:
-        angles = self.frequencies.unsqueeze(-1) * y.unsqueeze(-2)
-        waves = torch.cat([angles.cos(), angles.sin()], -2)  # (B, 2 K, n)
-        summary = waves.mean(-1) if where is None else (waves @ where.to(y.dtype).unsqueeze(-1)).squeeze(-1) / count
-        cos, sin = summary.chunk(2, -1)  # (B, K)
+        waves, summary = fourier(y, where, count, self.frequencies)
+        cos, sin = summary.chunk(2, -1)
         # 10: an input of about unit size, for lists of tens to thousands
         gain = 1 + self.condition(torch.cat([cos**2 + sin**2, 10 * count**-0.5], -1))
-        weight = self.filter * self.series * gain
-        reading = (torch.cat([-weight * sin, weight * cos], -1).unsqueeze(-2) @ waves).squeeze(-2)
-        return reading - masked_mean(reading, where, keepdim=True)
+        return read(waves, summary, self.filter * self.series * gain, where)
+
+
+def smooth_rank(x: Tensor, where: Tensor | None, count: Tensor, location: Tensor, width: float) -> Tensor:
+    """Centred soft ranks over n, (B, n), of scores x (B, n): those of `sigmoid_rank` with tau = `width`, in O(n).
+
+    In the letters of `_FourierStage`: the square wave, convolved with the density of a logistic distribution of scale
+    tau, has the same series, each term times z / sinh z with z = π w_k tau. The coordinates are in proportion to the
+    scores, but for far outliers, between which the comparison is wider: their scale is several standard deviations, and
+    several widths.
+    """
+    scale = 2.5 * max(1, 2 * width)
+    count_needed = math.ceil(DAMPED * PERIOD / (4 * math.pi) * scale / width + 0.5)
+    odd = torch.arange(1, 2 * count_needed, 2, device=x.device, dtype=x.dtype)
+    frequencies = 2 * math.pi / PERIOD * odd
+    z = frequencies * (GAPS / count).clamp(min=width) / scale  # tau is width / (π scale) in these coordinates
+    weight = z / z.sinh() * 2 / (math.pi * odd)
+    waves, summary = fourier(bounded(x, location, scale), where, count, frequencies)
+    return read(waves, summary, weight, where)
+
+
+def fourier(y: Tensor, where: Tensor | None, count: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    """Waves of each item (B, 2 K, n), cosines first, and their means over the list (B, 2 K)."""
+    angles = frequencies.unsqueeze(-1) * y.unsqueeze(-2)
+    waves = torch.cat([angles.cos(), angles.sin()], -2)
+    return waves, waves.mean(-1) if where is None else (waves @ where.to(y.dtype).unsqueeze(-1)).squeeze(-1) / count
+
+
+def read(waves: Tensor, summary: Tensor, weight: Tensor, where: Tensor | None) -> Tensor:
+    """Each item's mean over the list of the odd function of these `weight` (B, K), centred: (B, n)."""
+    cos, sin = summary.chunk(2, -1)
+    reading = (torch.cat([-weight * sin, weight * cos], -1).unsqueeze(-2) @ waves).squeeze(-2)
+    return reading - masked_mean(reading, where, keepdim=True)
+
+
+def _check_width(width: float) -> float:
+    """A width, as Python's own number."""
+    return check_number(check_positive(width, "width"), "width", low=NARROWEST)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sodeep._core.checks import (
     check_at_least,
+    check_bool,
     check_choice,
     check_positive,
     describe,
@@ -21,9 +23,12 @@ from sodeep._core.checks import (
     user_path,
     with_remedy,
 )
-from sodeep.generators import DEFAULT, USER, check_mixture
+from sodeep.generators import DEFAULT, SODEEP2019, USER, check_mixture
 from sodeep.sorters import SORTERS, check_options
 from sodeep.training.objective import GRADIENT_TAU, VALUE_LOSSES
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 LENGTHS = (2, 1000)
 """Default shortest and longest list of a sorter for any length."""
@@ -54,15 +59,19 @@ class TrainConfig:
             reproducible. None: no limit.
         batch_size: lists a step. For a sorter for any length, lists of 100: fewer if longer, more if shorter.
         lr: peak learning rate of Adam.
-        warmup: fraction of the run in which the learning rate rises; then it falls to zero along a cosine.
-        clip: largest gradient norm.
+        warmup: fraction of the run in which the learning rate rises.
+        schedule: how it falls after that: "cosine", to zero along half a cosine; "step", halved after every 0.175 of
+            the run, the 70 of 400 epochs of SoDeep.
+        clip: largest gradient norm; None for no limit.
         ema: decay of the running average of the weights that is validated and kept; 0 keeps the weights themselves.
         value_loss: "l1", "l2" or "huber", on ranks / n.
-        gradient_weight: weight of the gradient term beside the value loss; 0 trains on values alone.
+        top_weighted: whether items count by 1 / rank, in values and gradient, instead of equally: for losses that look
+            at the top of a list.
+        gradient_weight: weight of the gradient term beside the value loss; 0 trains on values alone, and is the only
+            choice for a sorter whose gradient is known in closed form.
         gradient_tau: width of the smooth rank whose gradient is the target, in the spread of the list (the mean
-            distance from the median; standard deviations of a normal list). Where another network makes the gradient,
-            lists of few items get a width of `GAPS` / n; where values and gradient are of one, lists shorter than 100
-            get n / 100 of it, and the term counts for less.
+            distance from the median; standard deviations of a normal list). Lists shorter than 100 get n / 100 of it,
+            and the term counts for less.
         gradient_fraction: fraction of each step's lists that the gradient term is taken on; it costs as much as three
             times the value loss.
         distributions: weight of each distribution of `sodeep.DISTRIBUTIONS`, and of "user" for `scores_file`.
@@ -95,9 +104,11 @@ class TrainConfig:
     batch_size: int | None = None
     lr: float | None = None
     warmup: float = 0.05
-    clip: float = 1.0
+    schedule: str = "cosine"
+    clip: float | None = 1.0
     ema: float = 0.0
     value_loss: str = "l1"
+    top_weighted: bool = False
     gradient_weight: float | None = None
     gradient_tau: float = GRADIENT_TAU
     gradient_fraction: float = 0.25
@@ -112,6 +123,47 @@ class TrainConfig:
     def __post_init__(self) -> None:
         self.resolve()  # errors at once, not when training starts
 
+    @classmethod
+    def sodeep2019(cls, sorter: str = "lstm-large", **changes: Any) -> Self:
+        """The training run of the code released with SoDeep, 2019, for one of its networks.
+
+        Random initial weights, scores as they are, 562,400 batches of 256 lists of 100 from the mixture of 2019, values
+        alone, and Adam at 1e-3, halved after every 70 of 400 epochs, without a limit to the gradient.
+
+        Args:
+            sorter: any of `SORTERS` but ``set``; the default is the network of the paper.
+            changes: other arguments of `TrainConfig`. With fewer `steps`, or `max_time`, the learning rate falls in the
+                same parts of the run.
+
+        Raises:
+            ValueError: a sorter that is not of 2019, or changes out of range.
+
+        References:
+            Engilberge, Chevallier, Pérez, Cord. SoDeep: A Sorting Deep Net to Learn Ranking Loss Surrogates. CVPR 2019.
+
+        Example:
+            >>> config = TrainConfig.sodeep2019("lstm", max_time=600)
+            >>> config.schedule, config.sorter_config
+            ('step', {'normalize': False, 'init': 'random'})
+        """
+        check_choice(sorter, [name for name in SORTERS if name != "set"], "sorter")
+        options: dict[str, Any] = {"normalize": False}
+        if "init" in inspect.signature(SORTERS[sorter]).parameters:
+            options["init"] = "random"
+        recipe: dict[str, Any] = {
+            "seq_len": PUBLISHED_LENGTH,
+            "steps": 562_400,
+            "batch_size": 256,
+            "lr": 1e-3,
+            "warmup": 0.0,
+            "schedule": "step",
+            "clip": None,
+            "gradient_weight": 0.0,
+            "distributions": dict(SODEEP2019),
+        }
+        options |= changes.pop("sorter_config", {})
+        return cls(sorter=sorter, sorter_config=options, **{**recipe, **changes})
+
     def resolve(self) -> ResolvedConfig:
         """The config of the run: plain values, with the defaults of the sorter in place of None."""
         check_choice(self.sorter, SORTERS, "sorter")
@@ -125,6 +177,11 @@ class TrainConfig:
         check_options(self.sorter, options)
         values: dict[str, Any] = {n: plain(value) if is_number(value) else value for n, value in vars(self).items()}
         defaults = asdict(network.recipe({**options, "seq_len": values["seq_len"]}))
+        if defaults["gradient_weight"] == 0 and values["gradient_weight"]:
+            raise ValueError(
+                f"`gradient_weight` must be 0 for this {self.sorter} sorter, whose gradient is not trained, got "
+                f"{describe(values['gradient_weight'])}. Leave it out."
+            )
         values |= {name: value for name, value in defaults.items() if values[name] is None}
         values |= {"sorter_config": options, "device": str(self.device)}
         if values["validate_every"] is None:
@@ -178,10 +235,9 @@ class ResolvedConfig(TrainConfig):
                 f"`lengths` must not be given beside `seq_len`, the one length to train for, got {self.lengths} and "
                 f"{self.seq_len}. Leave one of them out."
             )
-        for name in ("lr", "clip", "gradient_tau"):
-            check_positive(getattr(self, name), name)
-        if self.max_time is not None:
-            check_positive(self.max_time, "max_time")
+        for name in ("lr", "clip", "gradient_tau", "max_time"):
+            if getattr(self, name) is not None or name not in ("clip", "max_time"):
+                check_positive(getattr(self, name), name)
         if not 0 < self.gradient_fraction <= 1:
             raise ValueError(f"`gradient_fraction` must be above 0 and at most 1, got {self.gradient_fraction!r}.")
         for name, top in (("warmup", 1.0), ("ema", 1.0), ("gradient_weight", math.inf)):
@@ -191,6 +247,8 @@ class ResolvedConfig(TrainConfig):
         if self.seed >= 2**63:
             raise ValueError(f"`seed` must be below 2**63, got {self.seed}.")
         check_choice(self.value_loss, VALUE_LOSSES, "value_loss")
+        check_choice(self.schedule, ("cosine", "step"), "schedule")
+        check_bool(self.top_weighted, "top_weighted")
         check_choice(self.precision, ("float32", "tf32"), "precision")
         check_mixture(self.distributions, self.scores_file is not None)
         if self.compile and self.gradient_weight:

@@ -2,13 +2,15 @@
 
 The values follow SoDeep (Engilberge et al., CVPR 2019): L1 on the normalised exact ranks. A gradient term is added: a
 network fitted to values alone has small errors and a noisy gradient, and its gradient is what a loss uses; so
-its vector-Jacobian products are fitted too, to those of a smooth rank.
+its vector-Jacobian products are fitted too, to those of a smooth rank. A sorter whose gradient is known in closed form
+needs the values alone.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -17,18 +19,14 @@ from sodeep.ranks import exact_rank
 from sodeep.sorters.base import Sorter, double_backward
 
 VALUE_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "l1": nn.functional.l1_loss,
-    "l2": nn.functional.mse_loss,
-    "huber": lambda a, b: nn.functional.smooth_l1_loss(a, b, beta=0.02),
+    "l1": partial(nn.functional.l1_loss, reduction="none"),
+    "l2": partial(nn.functional.mse_loss, reduction="none"),
+    "huber": partial(nn.functional.smooth_l1_loss, reduction="none", beta=0.02),
 }
-"""Losses on normalised ranks; "huber" is L1 with a parabola below an error of 0.02."""
+"""Losses on normalised ranks, item by item; "huber" is L1 with a parabola below an error of 0.02."""
 
 GRADIENT_TAU = 0.25
 """Width of the smooth rank whose gradient is the target, in the spread of the list."""
-
-GAPS = 4.0
-"""The least width of that rank, times n, in the spread of the list: a third more than the mean gap between neighbours
-of a few normal scores."""
 
 
 def sorter_loss(
@@ -40,6 +38,7 @@ def sorter_loss(
     gradient_tau: float = GRADIENT_TAU,
     gradient_fraction: float = 1.0,
     value_loss: str = "l1",
+    top_weighted: bool = False,
     values: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """What a sorter is fitted by: value loss + gradient_weight x gradient mismatch, on normalised ranks.
@@ -50,10 +49,16 @@ def sorter_loss(
     n = scores.shape[-1]
     target = exact_rank(scores)
     value = VALUE_LOSSES[value_loss]((sorter.values if values is None else values)(scores) / n, target / n)
+    weight = None
+    if top_weighted:
+        weight = 1 / target
+        weight = weight / weight.mean(-1, keepdim=True)
+        value = weight * value
+    value = value.mean()
     # Standardised, lists of a few items are much alike (of two, all the same): their gradients add up over a batch
     # where those of longer lists average out, and would dominate the values of every length.
     value = min(1.0, n / 10) ** 2 * value
-    if gradient_weight == 0:
+    if gradient_weight == 0 or sorter.separate_gradient:
         return value
     # on a part of the lists only: a second derivative is expensive
     count = math.ceil(gradient_fraction * len(scores))
@@ -63,18 +68,17 @@ def sorter_loss(
     # the vectors are residuals, what a Spearman loss sends back: these ranks minus those of another order
     shuffled = torch.rand(subset.shape, generator=generator, device=generator.device).argsort(-1).to(scores.device)
     residual = (target[:count] - target[:count].gather(-1, shuffled)) / n
-    if sorter.separate_gradient:
-        # narrower than the gaps between its items, a comparison is flat at all of them: the gradient would be noise
-        factor, tau = 1.0, max(gradient_tau, GAPS / n)
-    else:
-        # where this is also the gradient of the values, the width that suits 100 items would keep those of a short
-        # list away from its ranks: sharper there, and with less weight
-        factor = min(1.0, n / 100)
-        tau = factor * gradient_tau
-    return value + gradient_weight * factor**2 * gradient_mismatch(ranks, subset, residual, tau)
+    # this is also the gradient of the values: the width that suits 100 items would keep those of a short list away from
+    # its ranks, so it is sharper there, and has less weight
+    factor = min(1.0, n / 100)
+    return value + gradient_weight * factor**2 * gradient_mismatch(
+        ranks, subset, residual, factor * gradient_tau, None if weight is None else weight[:count]
+    )
 
 
-def gradient_mismatch(ranks: Tensor, scores: Tensor, vectors: Tensor, tau: float) -> Tensor:
+def gradient_mismatch(
+    ranks: Tensor, scores: Tensor, vectors: Tensor, tau: float, weight: Tensor | None = None
+) -> Tensor:
     """Relative squared difference between the gradients of ranks and of a smooth rank, for given output vectors.
 
     For each list, with J the Jacobian of `ranks` in `scores`, J' that of the smooth rank and v the vector:
@@ -86,6 +90,7 @@ def gradient_mismatch(ranks: Tensor, scores: Tensor, vectors: Tensor, tau: float
         scores: (B, n), requiring a gradient.
         vectors: (B, n).
         tau: width of the smooth rank, in the spread of each list (`mean_deviation`).
+        weight: (B, n), of each entry in both squares; None for equal ones.
 
     Returns:
         A scalar with a graph to the parameters behind `ranks`, the mean over the lists that are not constant; 0 is
@@ -98,6 +103,8 @@ def gradient_mismatch(ranks: Tensor, scores: Tensor, vectors: Tensor, tau: float
     # in units of the list's spread, where the entries are of the size of n whatever the scale of the scores
     spread = spread.where(spread > 0, 1.0)
     gradient, target = gradient * spread, smooth_rank_vjp(x / spread, vectors, tau)
+    if weight is not None:
+        gradient, target = gradient * weight.sqrt(), target * weight.sqrt()
     floor = (0.03 * x.shape[-1]) ** 2 * vectors.square().sum(-1)
     size = target.square().sum(-1) + floor
     mismatch = (gradient - target).square().sum(-1) / size.where(size > 0, 1.0)

@@ -12,7 +12,7 @@ import sodeep
 from sodeep.cli.group import main
 
 SHORT = ["--steps", "4", "--batch-size", "2", "--distribution", "normal=1", "--quiet"]
-TINY = [*SHORT, "--lengths", "4", "12"]
+TINY = [*SHORT, "--lengths", "4", "160"]
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_train_reports_its_results(run, tmp_path):
     assert result.exit_code == 0, result.output
     assert re.search(r"Trained 4 steps in \d+ s: set.safetensors", result.output)
     assert re.search(r"validation +0\.\d{4}", result.output)
-    assert "On the mixture of SoDeep 2019, n = 12: error 0." in result.output
+    assert "On the mixture of SoDeep 2019, n = 100: error 0." in result.output
     assert "Spearman reaches " in result.output
     assert sodeep.load_sorter(tmp_path / "set.safetensors").frozen
     assert list((tmp_path / "log").glob("events*"))
@@ -86,6 +86,15 @@ def test_mixture_2019(run, tmp_path):
     args = [a for a in TINY if a not in ("--distribution", "normal=1")]
     assert run("train-sorter", *args, "--mixture", "2019").exit_code == 0
     assert sodeep.load_sorter(tmp_path / "set.safetensors").trained["config"]["distributions"] == sodeep.SODEEP2019
+
+
+def test_recipe_2019(run, tmp_path):
+    options = ["--sorter", "mlp", "--seq-len", 6, "--sorter-config", "hidden=8", "--steps", 4, "--top-weighted"]
+    result = run("train-sorter", "--quiet", "--recipe", "2019", *options)
+    assert result.exit_code == 0, result.output
+    config = sodeep.load_sorter(tmp_path / "mlp.safetensors").trained["config"]
+    small = {"seq_len": 6, "sorter_config": {"hidden": 8}, "steps": 4, "top_weighted": True}
+    assert config == json.loads(json.dumps(sodeep.TrainConfig.sodeep2019("mlp", **small).to_dict()))
 
 
 def test_progress_goes_to_stderr(run, trained, monkeypatch):
@@ -151,8 +160,10 @@ def test_interrupt_and_resume(run, tmp_path, monkeypatch):
         ),
         (["--seq-len", "20", "--lengths", "5", "50"], "`lengths` must not be given beside `seq_len`,"),
         (["--sorter", "cnn", "--seq-len", "20"], "`seq_len` must be at least 37 for the cnn sorter,"),
-        (["--compile"], "Set --gradient-weight 0, or leave --compile out."),
+        (["--sorter", "gru", "--compile"], "Set --gradient-weight 0, or leave --compile out."),
         (["--resume"], "`resume` needs the state of an unfinished run at set.safetensors.run: no such file."),
+        (["--recipe", "2019", "--resume"], "--recipe is that of the unfinished run. Leave it out with --resume."),
+        (["--recipe", "2019", "--sorter", "set"], "`sorter` must be one of cnn, lstm,"),
         (["--speed", "9"], "No such option"),
     ],
 )

@@ -214,8 +214,8 @@ def test_the_message_names_a_tensor_and_what_to_do():
 
 def test_not_a_number_is_noticed():
     sorter = sodeep.load_sorter("set")
-    sorter.slope.filter.data.fill_(torch.nan)
-    with pytest.raises(RuntimeError, match=set_changed("slope.filter")):
+    sorter.stages[0].filter.data.fill_(torch.nan)
+    with pytest.raises(RuntimeError, match=set_changed("stages.0.filter")):
         sorter(LISTS)
 
 

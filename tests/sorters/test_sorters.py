@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from sodeep.evaluation import rank_error
 from sodeep.generators import SODEEP2019, draw
 from sodeep.losses import spearman_loss
-from sodeep.ranks import exact_rank, laplace_rank
+from sodeep.ranks import exact_rank, laplace_rank, sigmoid_rank, straight_through, with_width
 from sodeep.sorters import SORTERS, build_sorter
 from sodeep.sorters.base import Sorter, double_backward, standardise
-from sodeep.sorters.set import bounded, cauchy_fit
+from sodeep.sorters.set import cauchy_fit, smooth_rank
 from sodeep.training.config import TrainConfig
 
 LENGTH = 40  # the cnn takes lists of 37 and more
@@ -414,10 +414,10 @@ def test_set_sorter_has_first_and_second_derivatives() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # of torch's jvp itself
-def test_set_sorter_has_the_values_of_its_stages_and_the_gradient_of_its_slope() -> None:
-    sorter = small_sorter("set", frequencies=[3, 4], condition=4).double().freeze()
+def test_set_sorter_has_the_values_of_its_stages_and_the_gradient_of_soft_ranks() -> None:
+    sorter = small_sorter("set", frequencies=[3, 4], condition=4, width=0.7).double().freeze()
     values = build_sorter("set", gradient="values", frequencies=[3, 4], condition=4).double().freeze()
-    values.load_state_dict({key: t for key, t in sorter.state_dict().items() if not key.startswith("slope.")})
+    values.load_state_dict(sorter.state_dict())
     scores = normal(2, 6, dtype=torch.float64).requires_grad_()
     vectors = normal(2, 6, seed=1, dtype=torch.float64)
     ranks = sorter(scores)
@@ -426,17 +426,67 @@ def test_set_sorter_has_the_values_of_its_stages_and_the_gradient_of_its_slope()
 
     # the scale of the list is a constant to it
     fixed = scores.detach().clone()
-    location, scale = cauchy_fit(standardise(fixed), None)
+    location, _ = cauchy_fit(standardise(fixed), None)
     centre, unit = fixed.mean(-1, keepdim=True), fixed.std(-1, correction=0, keepdim=True)
     count = torch.full((2, 1), 6.0, dtype=torch.float64)
 
     def smooth(s: torch.Tensor) -> torch.Tensor:
-        return -6 * sorter.slope(bounded((s - centre) / unit, location, 4 * scale.clamp(min=0.1)), None, count)
+        return -6 * smooth_rank((s - centre) / unit, None, count, location, 0.7)
 
     torch.testing.assert_close(gradient, torch.autograd.functional.vjp(smooth, fixed, vectors)[1])
     assert torch.autograd.gradcheck(smooth, (scores,))
     tangents = torch.func.jvp(sorter, (fixed,), (vectors,))[1]
     torch.testing.assert_close(tangents, torch.autograd.functional.jvp(smooth, fixed, vectors)[1])
+
+
+@pytest.mark.parametrize("name", ["normal", "uniform", "ties", "heavy-tailed", "clusters", "bimodal"])
+@pytest.mark.parametrize("width", [0.1, 0.25, 0.5, 1.0, 2.0])
+def test_the_gradient_of_a_set_sorter_is_that_of_sigmoid_rank_at_its_width(name: str, width: float) -> None:
+    sorter = build_sorter("set", width=width).freeze()
+    scores = draw({name: 1.0}, 8, 60, torch.Generator().manual_seed(0)).requires_grad_()
+    vectors = normal(8, 60, seed=1)
+    for n in (60, 4):  # a few items have a wider one
+        (got,) = torch.autograd.grad(sorter(scores[:, :n]), scores, vectors[:, :n])
+        wide = with_width(sigmoid_rank, max(width, 2.5 / n))
+        (want,) = torch.autograd.grad(wide(scores[:, :n]), scores, vectors[:, :n])
+        assert torch.cosine_similarity(got, want, dim=-1).min() > 0.97
+        torch.testing.assert_close(got.norm(dim=-1), want.norm(dim=-1), rtol=0.25, atol=0)
+
+
+def test_a_width_of_a_set_sorter_is_a_view_of_it() -> None:
+    sorter = small_sorter("set", width=0.5).freeze()
+    wide = with_width(sorter, 2)
+    assert type(wide) is type(sorter)
+    assert (sorter.width, wide.width, wide.config["width"], sorter.config["width"]) == (0.5, 2.0, 2.0, 0.5)
+    assert all(a is b for a, b in zip(wide.parameters(), sorter.parameters(), strict=True))
+    assert wide.frozen
+    scores, where = normal(3, LENGTH), torch.rand(3, LENGTH, generator=torch.Generator().manual_seed(2)) < 0.7
+    torch.testing.assert_close(wide(scores, where), sorter(scores, where), rtol=0, atol=0)
+    gradients = []
+    for function in (sorter, wide, wide.with_width(0.5), copy.deepcopy(wide), pickle.loads(pickle.dumps(wide))):
+        leaf = scores.clone().requires_grad_()
+        function(leaf, where)[:, 0].sum().backward()
+        assert (leaf.grad[~where] == 0).all()
+        gradients.append(leaf.grad)
+    assert not torch.allclose(gradients[0], gradients[1], rtol=0.1)
+    for one, other in ((0, 2), (1, 3), (1, 4)):
+        torch.testing.assert_close(gradients[one], gradients[other], rtol=0, atol=0)
+    wide.double()
+    assert next(sorter.parameters()).dtype == torch.float64
+    assert repr(with_width(straight_through(sorter), 2).rank_fn) == repr(wide)
+
+
+def test_a_set_sorter_may_have_no_width() -> None:
+    with pytest.raises(ValueError, match=r"^`width` must be a finite number of at least 0.05, got 0.01\.$"):
+        build_sorter("set").with_width(0.01)
+    with pytest.raises(ValueError, match=r"^`width` must be a positive number, got -1\.$"):
+        build_sorter("set", width=-1)
+    message = (
+        "`with_width` needs a set sorter with gradient='smooth', got gradient='values': its gradient is that of its "
+        "values. Build it with gradient='smooth'."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        build_sorter("set", gradient="values").with_width(1.0)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # of torch's jvp itself
@@ -476,19 +526,12 @@ def test_gradient_of_the_set_sorter_where_scores_tie_is_like_that_of_a_handcraft
     target = normal(1, n)[0]
     for scores in (constant, one):
         sizes = {}
-        for rank_fn in (build_sorter("set").freeze(), laplace_rank):
+        for rank_fn in (build_sorter("set").freeze(), with_width(laplace_rank, 1.0)):
             leaf = scores.clone().requires_grad_()
             spearman_loss(leaf, target, rank_fn=rank_fn).backward()
             sizes[rank_fn] = float(leaf.grad.norm())
         learned, handcrafted = sizes.values()
         assert handcrafted / 6 < learned < 6 * handcrafted
-
-
-def test_fitting_the_values_of_a_set_sorter_leaves_its_slope_alone() -> None:
-    sorter = small_sorter("set")
-    sorter.values(normal(2, LENGTH)).square().sum().backward()
-    assert all(weight.grad is None for weight in sorter.slope.parameters())
-    assert all(weight.grad is not None for weight in sorter.stages.parameters())
 
 
 def test_set_sorter_under_function_transforms() -> None:
@@ -528,9 +571,10 @@ def test_double_backward(name: str) -> None:
     assert torch.backends.cudnn.enabled == enabled
     (gradient,) = torch.autograd.grad((ranks * normal(2, LENGTH, seed=1)).sum(), scores, create_graph=True)
     gradient.square().sum().backward()
-    weight = next(weight for weight in sorter.parameters() if weight.grad is not None)
-    assert torch.isfinite(weight.grad).all()
-    assert weight.grad.abs().sum() > 0
+    # the gradient of a set sorter depends on no weight
+    reached = scores if name == "set" else next(weight for weight in sorter.parameters() if weight.grad is not None)
+    assert torch.isfinite(reached.grad).all()
+    assert reached.grad.abs().sum() > 0
 
 
 # ---- frozen ----

@@ -1,6 +1,7 @@
 """Training: what a run promises. Sizes are tiny; how good a sorter gets is measured by scripts, not here."""
 
 import dataclasses
+import inspect
 import json
 import math
 import os
@@ -21,8 +22,10 @@ from sodeep._core.sealed import header_end, seal
 from sodeep.generators import draw
 from sodeep.ranks import exact_rank
 from sodeep.sorters import build_sorter
+from sodeep.sorters.set import SetSorter
 from sodeep.training.config import TrainConfig
 from sodeep.training.objective import gradient_mismatch, mean_deviation, smooth_rank_vjp, sorter_loss
+from sodeep.training.run import Run
 from sodeep.training.train import TrainingInterrupted, _read_state, state_path, train_sorter
 
 TINY = {"lr": 2e-3, "steps": 6, "batch_size": 2, "lengths": (4, 12), "validate_every": 2}
@@ -112,11 +115,21 @@ def test_recipe_fills_in_what_is_not_given():
         ({"lengths": (10,)}, "`lengths` must be (shortest, longest), got (10,)."),
         ({"seq_len": 1}, "`seq_len` must be a whole number of at least 2, got 1."),
         ({"warmup": 1.5}, "`warmup` must be at least 0 and below 1, got 1.5."),
-        ({"gradient_weight": -1.0}, "`gradient_weight` must be at least 0 and below inf, got -1.0."),
+        (
+            {"sorter": "gru", "gradient_weight": -1.0},
+            "`gradient_weight` must be at least 0 and below inf, got -1.0.",
+        ),
+        (
+            {"gradient_weight": 0.01},
+            "`gradient_weight` must be 0 for this set sorter, whose gradient is not trained, got 0.01. Leave it out.",
+        ),
+        ({"schedule": "linear"}, "`schedule` must be one of cosine, step, got 'linear'."),
+        ({"clip": 0}, "`clip` must be a positive number, got 0."),
+        ({"top_weighted": 1}, "`top_weighted` must be True or False, got 1."),
         ({"value_loss": "l7"}, "`value_loss` must be one of l1, l2, huber, got 'l7'."),
         ({"precision": "float16"}, "`precision` must be one of float32, tf32, got 'float16'."),
         (
-            {"compile": True, "gradient_weight": 0.5},
+            {"sorter": "gru", "compile": True, "gradient_weight": 0.5},
             "`compile` must be False while gradient_weight is not 0 (0.5), got True: a compiled network has no second "
             "derivative. Set gradient_weight=0, or leave compile out.",
         ),
@@ -268,18 +281,70 @@ def test_short_lists_weigh_less_in_the_values():
 
 
 def test_longer_lists_are_known_where_they_were_measured_to_be_as_good(tmp_path, monkeypatch):
-    assert train_sorter(tiny(), out=tmp_path / "set").sorter.known_lengths == (4, 120)
-    assert sodeep.load_sorter(tmp_path / "set").trained["known_lengths"] == [4, 120]
+    long = tiny(lengths=(40, 160))
+    assert train_sorter(long, out=tmp_path / "set").sorter.known_lengths == (40, 1600)
+    assert sodeep.load_sorter(tmp_path / "set").trained["known_lengths"] == [40, 1600]
     assert train_sorter(tiny(sorter="gru-sum")).sorter.known_lengths == (4, 12)
     assert "known_lengths" not in train_sorter(tiny(sorter="mlp", seq_len=6)).sorter.trained
-    monkeypatch.setattr("sodeep.training.run.LONGEST_MEASURED", 50)
-    assert train_sorter(tiny()).sorter.known_lengths == (4, 50)
+    monkeypatch.setattr("sodeep.training.run.LONGEST_MEASURED", 500)
+    assert train_sorter(long).sorter.known_lengths == (40, 500)
 
-    def worse_on_long_lists(ranks, scores, *options):
-        return gradient_mismatch(ranks, scores, *options) + 100 * (scores.shape[-1] > 12)
+    monkeypatch.setattr(SetSorter, "values", lambda self, scores: self(scores) + 100 * (scores.shape[-1] > 160))
+    assert train_sorter(long).sorter.known_lengths == (40, 160)
 
-    monkeypatch.setattr("sodeep.training.objective.gradient_mismatch", worse_on_long_lists)
-    assert train_sorter(tiny()).sorter.known_lengths == (4, 12)
+
+def test_top_weighted_items_count_by_their_rank():
+    scores = draw({"normal": 1}, 8, 12, torch.Generator().manual_seed(0))
+    sorter, target = build_sorter("mlp", 12, hidden=8), exact_rank(scores)
+    weight = 1 / target / (1 / target).mean(-1, keepdim=True)
+    plain = (weight * (sorter(scores) - target).abs()).mean() / 12
+    loss = sorter_loss(sorter, scores, torch.Generator(), gradient_weight=0, top_weighted=True)
+    torch.testing.assert_close(loss, plain)
+    vectors = torch.randn(8, 12, generator=torch.Generator().manual_seed(1))
+    leaf = scores.clone().requires_grad_()
+    one = torch.full_like(vectors, 1.0)
+    equal = gradient_mismatch(sorter(leaf), leaf, vectors, 0.25)
+    torch.testing.assert_close(gradient_mismatch(sorter(leaf), leaf, vectors, 0.25, one), equal)
+    first = (target == 1).float()
+    (got,) = torch.autograd.grad(sorter(leaf), leaf, vectors)
+    spread = mean_deviation(scores)
+    want = smooth_rank_vjp(scores / spread, vectors, 0.25)
+    size = (first * want.square()).sum(-1) + (0.03 * 12) ** 2 * vectors.square().sum(-1)
+    expected = ((first * (got * spread - want).square()).sum(-1) / size).mean()
+    torch.testing.assert_close(gradient_mismatch(sorter(leaf), leaf, vectors, 0.25, first), expected)
+    result = train_sorter(tiny(sorter="gru-sum", top_weighted=True))
+    assert result.sorter.trained["config"]["top_weighted"]
+
+
+def test_the_step_schedule_halves_the_rate():
+    run = Run(tiny(steps=400, schedule="step", warmup=0.0, lr=1.0).resolve())
+    rates = []
+    for run.step in (0, 69, 71, 139, 141, 399):
+        rates.append(run.learning_rate())
+    assert rates == [1, 1, 0.5, 0.5, 0.25, 0.5**5]
+
+
+@pytest.mark.parametrize("name", [name for name in sodeep.SORTERS if name != "set"])
+def test_the_recipe_of_2019(name):
+    config = TrainConfig.sodeep2019(name).resolve()
+    assert (config.seq_len, config.batch_size, config.lr, config.steps) == (100, 256, 1e-3, 400 * 1406)
+    assert (config.gradient_weight, config.schedule, config.warmup, config.clip) == (0, "step", 0, None)
+    assert config.distributions == sodeep.SODEEP2019
+    may_count = "init" in inspect.signature(sodeep.SORTERS[name]).parameters
+    assert config.sorter_config.get("init") == ("random" if may_count else None)
+    assert not config.sorter_config["normalize"]
+    assert TrainConfig(**config.to_dict()).resolve() == config
+
+
+def test_the_recipe_of_2019_can_be_changed_and_trains():
+    small = {"sorter_config": {"hidden": 4}, "seq_len": 6, "steps": 4, "batch_size": 3}
+    config = TrainConfig.sodeep2019("lstm", **small)
+    assert config.sorter_config == {"normalize": False, "init": "random", "hidden": 4}
+    assert train_sorter(config).steps == 4
+    with raises(
+        ValueError, f"`sorter` must be one of {', '.join(n for n in sodeep.SORTERS if n != 'set')}, got 'set'."
+    ):
+        TrainConfig.sodeep2019("set")
 
 
 def test_ema_validates_the_average():
