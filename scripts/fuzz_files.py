@@ -293,7 +293,7 @@ def comparison_folder(which: str) -> Write:
                     figures = {"mAP": 0.5, "R@1": 0.5 + seed / 9}
                     run = comparison.Run(
                         "retrieval", "digits", loss, seed, {"lr": 0.1}, stage, "ok", figures,
-                        {"loss": [(1, 0.5), (2, 0.25)]}, 10, 0.1, details="details/a.npz",
+                        {"loss": [(1, 0.5), (2, 0.25)]}, steps=10, seconds=0.1, details="details/a.npz",
                     )  # fmt: skip
                     lines.append(run.to_json())
         (folder / "runs.jsonl").write_text("\n".join(lines) + "\n")
