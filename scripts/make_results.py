@@ -50,10 +50,9 @@ DATA = {
 """Folders under the data root, and what is in them."""
 
 REGRESSION = (
-    "--loss mse --loss mse-ranks --loss mse-normal-scores --loss pearson --loss l1 --loss ridge --loss untrained "
-    "--loss spearman:laplace --loss spearman:straight-through --loss spearman:set "
-    "--loss mse-normal-scores+spearman:laplace --loss mse-normal-scores+spearman:set --loss spearman:sigmoid-fixed "
-    "--loss spearman:blackbox --loss peer:torchsort"
+    "--loss mse --loss mse-ranks --loss mse-normal-scores --loss pearson --loss ridge --loss untrained "
+    "--loss spearman:laplace --loss spearman:straight-through --loss spearman:set --loss spearman:sigmoid-fixed "
+    "--loss mse-normal-scores+spearman:laplace --loss mse-normal-scores+spearman:set --loss peer:torchsort"
 )
 RETRIEVAL = (
     "--loss multi-similarity --loss nt-xent --loss triplet --loss contrastive --loss smooth-ap --loss quantized-ap "

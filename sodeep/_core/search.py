@@ -1,9 +1,8 @@
 """The settings that a loss is tried with: its declared ranges, and an equal number of points in them for every loss.
 
 The first setting is the default of every range; the others are points of a Halton sequence, which covers ranges of a
-few dimensions more evenly than a grid or random draws. They depend on the names of the settings alone: the first
-settings of a longer search are those of a shorter one, and two losses with the same names are tried with the same
-fractions of their ranges.
+few dimensions more evenly than a grid or random draws. They depend on the number of ranges alone: the first settings of
+a longer search are those of a shorter one, and what two losses have first, the learning rate, is the same for both.
 
 >>> ranges = {"lr": Range(1e-4, 1e-2, 1e-3), "weight": Range(0.01, 1, 0.1, zero=True)}
 >>> for settings in trial_settings(ranges, trials=3):
@@ -84,7 +83,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Choice:
-    """A few values to choose from, the default first. None is an edge."""
+    """A few values to choose from, the default first. No value is at an edge."""
 
     values: tuple[Any, ...]
 

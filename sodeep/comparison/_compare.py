@@ -106,6 +106,7 @@ def compare(
         validate_every: steps between two validations. None: that of the task.
         init: .safetensors file of the weights that the encoder starts from, as `save_encoders` keeps them.
         save_encoders: keep the tested encoder of every loss and seed in the folder, encoders/LOSS-SEED-*.safetensors.
+            Of tests that were done without it, training and test are repeated.
         batch_size: items per step, for every loss.
         train_fraction: how much of the training split is trained on, above 0, up to 1; drawn with the seed, a smaller
             fraction is part of a larger one. Fewer steps, as an epoch is shorter.
@@ -171,6 +172,8 @@ def compare(
     if not isinstance(seeds, Sequence):
         seeds = range(check_at_least(seeds, 1, "seeds"))
     seeds = [check_at_least(seed, 0, "seeds") for seed in seeds]
+    if not seeds:
+        raise ValueError("`seeds` must name at least one seed, got none. 3 stands for 0, 1 and 2.")
     trials = check_at_least(trials, 1, "trials")
     if search_seeds is not None and check_at_least(search_seeds, 1, "search_seeds") > len(seeds):
         raise ValueError(f"`search_seeds` must be at most the number of seeds, {len(seeds)}, got {search_seeds}.")
@@ -208,7 +211,7 @@ def compare(
             if not losses:
                 raise ValueError(f"`data` must have what the losses need, got {loaded.data_name}. They need {lacking}.")
     folder = user_path(out)
-    origin = {"task": task, "data": loaded.data_name, "batch_size": batch_size, **asdict(length)}
+    origin = {"task": task, "data": loaded.data_name, "batch_size": batch_size, **asdict(length), "init": None}
     start = None if init is None else str(user_path(init))
     if start is not None:
         load_encoder(loaded.model(), start)  # another task's encoder raises here

@@ -40,9 +40,10 @@ from torch import Tensor, nn
 from sodeep import losses as losses_
 from sodeep._core.checks import describe, user_path
 from sodeep._core.extras import check_installed
-from sodeep._core.search import Choice, Range, Ranges
+from sodeep._core.search import Choice, Range, Ranges, default_settings
 from sodeep.checkpoint.format import list_sorters, load_sorter
 from sodeep.ranks import RankFunction, blackbox_rank, laplace_rank, sigmoid_rank, straight_through, with_width
+from sodeep.tasks import TASKS
 from sodeep.tasks.base import Loss, Task
 
 CALL_SIGNATURES = {
@@ -337,7 +338,8 @@ def loss_by_name(name: str) -> LossSpec:
         return _peer(rest)
     if colon and prefix and rest:
         loss = _attribute(prefix, rest)
-        return LossSpec(functools.partial(_built, loss), _ranges_of(name, loss), signature_of(loss))
+        ranges = _ranges_of(name, loss)
+        return LossSpec(functools.partial(_built, loss), ranges, signature_of(loss, **default_settings(ranges)))
     raise ValueError(
         f"`loss` must be one of {', '.join([*LOSSES, *METHODS])}; "
         f"{', '.join(f'{prefix}:RANK' for prefix in RANK_LOSSES)} with RANK one of {', '.join(_rank_names())}, "
@@ -376,8 +378,13 @@ def _ranges_of(name: str, loss: Any) -> Ranges:
     Choice(values=('ap', 'log'))
     """
     declared = getattr(loss, "ranges", None) or {}
+    taken = {name for task in TASKS.values() for name in task.ranges} | {"weight"}
     ranges: dict[str, Range | Choice] = {}
     for setting, values in dict(declared).items() if isinstance(declared, Mapping) else [("ranges", declared)]:
+        if setting in taken:  # of the optimiser, and of a term in a sum
+            raise ValueError(
+                f"`loss` {name} must declare ranges of its own, got {setting!r}, which is taken. Rename it."
+            )
         try:
             if isinstance(values, tuple) and len(values) == 2:
                 low, high = values
@@ -387,12 +394,18 @@ def _ranges_of(name: str, loss: Any) -> Ranges:
                 ranges[setting] = values
             else:
                 ranges[setting] = Choice(tuple(values))
+            if isinstance(values := ranges[setting], Choice) and not all(map(_is_plain, values.values)):
+                raise ValueError("Choices are strings, numbers, True, False or None, which can be kept with a run.")
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"`loss` {name} must declare ranges as name: (low, high) or name: [choices], got "
                 f"{describe(values)} for {setting}. {error}"
             ) from None
     return ranges
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (str, int, float))
 
 
 def terms_of(name: str) -> list[str]:
@@ -456,11 +469,12 @@ _SCORES = {"score", "scores", "prediction", "predictions", "preds", "pred", "inp
            "similarities"}  # fmt: skip
 
 
-def signature_of(loss: Any) -> str:
+def signature_of(loss: Any, **settings: Any) -> str:
     """The call signature of a user's loss: "embeddings", or "" for that of the task.
 
     The name of its first argument decides. Where that is no known name (``x``, ``*args``), the loss is tried on
     eight made-up embeddings with labels, and on scores with relevance: "embeddings" if it takes only the former.
+    `settings` are those that a class needs.
 
     >>> signature_of(lambda embeddings, labels: 0), signature_of(lambda scores, target: 0)
     ('embeddings', '')
@@ -480,18 +494,18 @@ def signature_of(loss: Any) -> str:
         generator = torch.Generator().manual_seed(0)
         vectors, labels = torch.randn(8, 4, generator=generator), torch.arange(8) // 2
         relevant = labels.unsqueeze(1) == labels
-        takes_embeddings = _takes(loss, vectors, labels)
-        return "embeddings" if takes_embeddings and not _takes(loss, vectors @ vectors.T, relevant) else ""
+        takes_embeddings = _takes(loss, vectors, labels, settings)
+        return "embeddings" if takes_embeddings and not _takes(loss, vectors @ vectors.T, relevant, settings) else ""
 
 
 def _is_module_class(loss: Any) -> bool:
     return isinstance(loss, type) and issubclass(loss, nn.Module)
 
 
-def _takes(loss: Any, x: Tensor, y: Tensor) -> bool:
+def _takes(loss: Any, x: Tensor, y: Tensor, settings: Mapping[str, Any]) -> bool:
     """Whether a loss, made anew, gives one number for these."""
     try:
-        value = _built(loss)(x, y)
+        value = _built(loss, **settings)(x, y)
         return isinstance(value, Tensor) and value.numel() == 1
     except Exception:  # of any loss
         return False

@@ -218,7 +218,9 @@ class Schedule:
         if run.status != "ok":  # with settings that were chosen by other seeds
             return [] if failed else [(failed_test, job, run)]
         if test is not None and (test.settings, test.start) == (job.settings, job.start):
-            return []
+            is_kept = test.status != "ok" or not job.save_encoders or job.encoder.exists()
+            if is_kept:  # else encoders are asked for after the test: it is done again
+                return []
         return [(run_test, job, run)] if job.weights.exists() else self._trainings([job])
 
     def _trainings(self, jobs: Sequence[Job]) -> list[_Call]:

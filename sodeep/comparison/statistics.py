@@ -84,7 +84,7 @@ class Summary:
         sizes: items in train, val and test, of the first seed.
         edges: loss -> settings whose choice was at the edge of the range for half of the seeds or more, two at least:
             name -> "low" or "high".
-        rising: loss -> for how many seeds the validation metric still rose at the cap on steps.
+        rising: loss -> for how many seeds the cap on steps ended the training before the validation metric was flat.
         steps: loss -> median of steps to the best validation, and of all steps.
         seconds: loss -> median wall time of a training.
         seconds_per_step: loss -> median over its tested runs.

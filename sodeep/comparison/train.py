@@ -109,6 +109,11 @@ class Job:
         """Where the trained encoder is kept until the test."""
         return Path(self.folder) / "weights" / f"{file_name(self.loss, self.seed, self.settings)}.safetensors"
 
+    @property
+    def encoder(self) -> Path:
+        """Where the tested encoder is kept, if asked for."""
+        return Path(self.folder) / "encoders" / f"{file_name(self.loss, self.seed)}.safetensors"
+
 
 def file_name(loss: str, seed: int, settings: Mapping[str, Any] | None = None) -> str:
     """A name that any file system takes; the checksum keeps names apart that look alike."""
@@ -198,9 +203,10 @@ def _run_method(task: Task, method: str, job: Job, run: Run) -> Run:
     """A model without training steps, evaluated on the validation split."""
     start = time.perf_counter()
     with _in_step(0):
-        model = task.fit(method, **job.settings).to(job.device)
+        model = task.fit(method, **job.settings)
         if method == "untrained" and job.init is not None:
             load_encoder(model, job.init)
+        model = model.to(job.device)
         metrics = task.evaluate(model, "val").metrics
     _save(model, job.weights)
     curves = {f"val/{name}": [(0, value)] for name, value in metrics.items()}
@@ -297,12 +303,19 @@ class Training:
                 self.flat = True
                 break
             self._lowered, since = True, 0
-            self.modules.load_state_dict(kept)
+            self._return_to(kept, step)
         self.modules.load_state_dict(kept)
         if self.length.patience is not None and self.flat is None:
             self.flat = False
         best_of = {name: dict(curve)[self.best_step] for name, curve in self.curves.items() if name != "loss/train"}
         self.metrics = {name.removeprefix("val/"): value for name, value in best_of.items()}
+
+    def _return_to(self, kept: dict[str, torch.Tensor], step: int) -> None:
+        """Go on from these weights at the lowered rate, without the momentum of those that came after them."""
+        self.modules.load_state_dict(kept)
+        self.optimizer.state.clear()
+        for group, rate in zip(self.optimizer.param_groups, self.schedule.base_lrs, strict=True):
+            group["lr"] = rate * self._rate(step)
 
     def _batches(self) -> Iterator[Any]:
         """Epoch after epoch."""
@@ -407,7 +420,7 @@ def run_test(job: Job, chosen: Run) -> Run:
     name = f"details/{file_name(job.loss, job.seed)}.npz"
     write_atomic(Path(job.folder) / name, details)
     if job.save_encoders:
-        _save(model, Path(job.folder) / f"encoders/{file_name(job.loss, job.seed)}.safetensors")
+        _save(model, job.encoder)
     return replace(chosen, stage="test", metrics=metrics, details=name)
 
 

@@ -149,7 +149,7 @@ def find_differences(comparison: Comparison) -> list[str]:
         findings.append(f"{_COUNTED[len(compared) > 1].format(len(compared), base)} {_SPLITS[summary.split]}")
     if summary.rising:
         counts = ", ".join(f"{loss} ({seeds_text(n)})" for loss, n in summary.rising.items())
-        findings.append(f"Still rising on the validation split when the steps were at an end: {counts}.")
+        findings.append(f"Not yet flat on the validation split when the cap on steps ended the training: {counts}.")
     if summary.edges:
         ends = {"low": "lower", "high": "upper"}
         chosen = "; ".join(
