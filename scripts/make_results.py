@@ -161,7 +161,12 @@ def only(command: str, losses: Sequence[str]) -> str:
     rest = [word for i, word in enumerate(words) if word != "--loss" and (i == 0 or words[i - 1] != "--loss")]
     task = TASKS[words[0]]
     first = named[0] if named else task.baseline
-    fitting = [loss for loss in losses if loss_by_name(loss).signatures <= {"", *task.accepts}]
+    specs = {loss: loss_by_name(loss) for loss in losses}
+    fitting = [
+        loss
+        for loss, spec in specs.items()
+        if spec.signatures <= {"", *task.accepts} and (not spec.method or spec.method in task.methods)
+    ]
     return " ".join([*rest, *(f"--loss {loss}" for loss in dict.fromkeys([first, *fitting]))])
 
 

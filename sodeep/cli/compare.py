@@ -91,8 +91,8 @@ class _Compare(click.Command):
     type=click.IntRange(0),
     default=8,
     show_default=True,
-    help="Validations without a gain after which a training is lowered in its learning rate, then ended. 0: all train "
-    "for --max-steps.",
+    help="Validations without a gain after which the learning rate is lowered, and at the second time training ends. 0: "
+    "all train for --max-steps.",
 )
 @click.option(
     "--validate-every", type=click.IntRange(1), help="Steps between validations.  [default: those of the task]"

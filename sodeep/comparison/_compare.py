@@ -212,6 +212,7 @@ def compare(
                 raise ValueError(f"`data` must have what the losses need, got {loaded.data_name}. They need {lacking}.")
     folder = user_path(out)
     origin = {"task": task, "data": loaded.data_name, "batch_size": batch_size, **asdict(length), "init": None}
+    origin["search_seeds"] = search_seeds
     start = None if init is None else str(user_path(init))
     if start is not None:
         load_encoder(loaded.model(), start)  # another task's encoder raises here
@@ -241,7 +242,7 @@ def compare(
         for loss in losses
     }
     with sole_comparison(folder):
-        _claim(folder, origin, losses, sorters, data_checksum)
+        _claim(folder, origin, losses, trials, sorters, data_checksum)
         searched = None if search_seeds is None else seeds[:search_seeds]
         return Schedule(folder, task_class.primary_metric, work, searched, on_run).run(jobs, on_start)
 
@@ -345,7 +346,12 @@ def sole_comparison(folder: Path) -> Iterator[None]:
 
 
 def _claim(
-    folder: Path, origin: dict[str, Any], losses: Sequence[str], sorters: dict[str, int], data: int | None
+    folder: Path,
+    origin: dict[str, Any],
+    losses: Sequence[str],
+    trials: int,
+    sorters: dict[str, int],
+    data: int | None,
 ) -> None:
     """Write comparison.json, or check that it describes this comparison, with the same sorters and data.
 
@@ -367,6 +373,9 @@ def _claim(
     for name, value in origin.items():
         if saved.get(name) != value:
             raise refuse(f"a comparison with {name} {saved.get(name)!r}, not {value!r}")
+    if saved.setdefault("trials", trials) > trials:  # another setting would be the best, and be tested anew
+        raise ValueError(f"`trials` must be {saved['trials']} or more in {folder}, as before, got {trials}.")
+    saved["trials"] = trials
     if data is not None and saved.setdefault("checksum", data) != data:
         raise refuse(f"a comparison on other data under the name {origin['data']!r}")
     known = saved.setdefault("sorters", {})

@@ -310,8 +310,9 @@ def loss_by_name(name: str) -> LossSpec:
     if start:
         spec = loss_by_name(last)
         loss_by_name(start)
-        if spec.method:
-            raise ValueError(f"`loss` must end in a loss to train with, got {name!r}. {last} takes no steps.")
+        for stage in (start, last):
+            if stage in METHODS:
+                raise ValueError(f"`loss` must be a schedule of losses, got {name!r}. {stage} takes no steps.")
         return replace(spec, start=start)
     names = terms_of(name)
     if len(names) > 1:
@@ -374,10 +375,14 @@ def _has_width(rank_fn: RankFunction) -> bool:
 def _ranges_of(name: str, loss: Any) -> Ranges:
     """The ranges that a user's loss declares in an attribute ``ranges``: pairs of numbers, or lists of choices.
 
+    A pair of whole numbers is a range of whole numbers.
+
     >>> _ranges_of("my:Loss", type("Loss", (), {"ranges": {"tau": (0.01, 1.0), "form": ["ap", "log"]}}))["form"]
     Choice(values=('ap', 'log'))
     """
     declared = getattr(loss, "ranges", None) or {}
+    if declared and isinstance(loss, nn.Module):
+        raise ValueError(f"`loss` {name} must be a class or a function to declare ranges, got a module that is made.")
     taken = {name for task in TASKS.values() for name in task.ranges} | {"weight"}
     ranges: dict[str, Range | Choice] = {}
     for setting, values in dict(declared).items() if isinstance(declared, Mapping) else [("ranges", declared)]:
@@ -389,7 +394,9 @@ def _ranges_of(name: str, loss: Any) -> Ranges:
             if isinstance(values, tuple) and len(values) == 2:
                 low, high = values
                 middle = (low * high) ** 0.5 if low > 0 else (low + high) / 2
-                ranges[setting] = Range(low, high, float(f"{middle:.3g}"), log=low > 0)
+                whole = isinstance(low, int) and isinstance(high, int)
+                default = round(middle) if whole else float(f"{middle:.3g}")
+                ranges[setting] = Range(low, high, default, log=low > 0, whole=whole)
             elif isinstance(values, (Range, Choice)):
                 ranges[setting] = values
             else:

@@ -442,13 +442,15 @@ def _trained(job: Job, task: Task, method: str) -> nn.Module:
 
 
 def _fine_tuned(job: Job, task: Task, model: nn.Module, chosen: Run) -> tuple[Task, nn.Module, Run]:
-    """One more training, of `Task.fine_tuning`; the run has its curves and costs."""
+    """One more training, of `Task.fine_tuning`; the run has its curves and costs, and the seconds of both."""
+    start = time.perf_counter()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(job.seed)
         with _in_step(1):
             training = Training(task, loss_by_name(job.loss), job, model)
         training.run()
-    return task, training.model, replace(chosen, **training.outcome())
+    seconds = (chosen.seconds or 0.0) + time.perf_counter() - start
+    return task, training.model, replace(chosen, seconds=seconds, **training.outcome())
 
 
 def _tested(task: Task, model: nn.Module) -> tuple[dict[str, float], bytes]:

@@ -117,7 +117,7 @@ def test_a_schedule_fails_with_its_first_stage(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("mse,ridge", "`loss` must end in a loss to train with, got 'mse,ridge'. ridge takes no steps."),
+        ("mse,ridge", "`loss` must be a schedule of losses, got 'mse,ridge'. ridge takes no steps."),
         ("mse+ridge", "`loss` must be a sum of losses, got 'mse+ridge'. ridge takes no steps."),
     ],
 )
