@@ -91,7 +91,7 @@ class _Compare(click.Command):
     type=click.IntRange(0),
     default=8,
     show_default=True,
-    help="Validations without a gain after which the learning rate is lowered, and at the second time training ends. 0: "
+    help="Validations without a gain after which the learning rate is lowered, the second time training ends. 0: "
     "all train for --max-steps.",
 )
 @click.option(
