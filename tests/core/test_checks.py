@@ -212,7 +212,7 @@ def test_refreshed_sorter_takes_numpys_numbers():
 def compare_and_report():
     import sodeep.report
 
-    sodeep.comparison.compare("toy", ["bce"], out="~/c", seeds=1, epochs=1)
+    sodeep.comparison.compare("toy", ["bce"], out="~/c", seeds=1, max_steps=5)
     assert sodeep.comparison.read_runs("~/c")
     comparison = sodeep.comparison.read_comparison("~/c")
     sodeep.report.write_report(comparison, out="~/r")

@@ -16,13 +16,14 @@ SKLEARN = f"scikit-learn, which is not installed. Install it: pip install scikit
 
 
 def compare(*arguments):
-    return CliRunner().invoke(main, ["compare", *map(str, arguments), "--jobs", "1", "--seeds", "1", "--epochs", "1"])
+    return CliRunner().invoke(
+        main, ["compare", *map(str, arguments), "--jobs", "1", "--seeds", "1", "--max-steps", "5"]
+    )
 
 
 @pytest.mark.parametrize(
     ("task", "what"),
     [
-        ("retrieval", "The retrieval task without data of your own (--data)"),
         ("multi-label", "The multi-label task without data of your own (--data)"),
         ("toy", "The toy task, for its support vector machine,"),
     ],
