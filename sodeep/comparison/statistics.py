@@ -229,8 +229,7 @@ def _cell(
 
         half, error = half_width(pairs, overlap), _standard_error(pairs, overlap)
         low, high = difference - half, difference + half
-        # without any spread, as of two models that no seed changes, a test over seeds has nothing to say
-        p = 2 * float(t.sf(abs(difference) / error, len(pairs) - 1)) if error > 0 else 1.0
+        p = 2 * float(t.sf(abs(difference) / error, len(pairs) - 1)) if error > 0 else float(difference == 0)
     return Cell(len(values), mean, sd, difference, low, high, mean == best, p)
 
 

@@ -16,7 +16,7 @@ from sodeep.cli.group import main
 from sodeep.comparison import compare
 from sodeep.comparison.losses_by_name import loss_by_name
 from sodeep.comparison.runs import read_runs
-from sodeep.comparison.train import Training
+from sodeep.comparison.train import Job, Length, Training
 from sodeep.datasets import image_features
 from sodeep.datasets.image_features import BACKBONES, Backbone, pretrained_images
 from sodeep.datasets.types import CrossModalData, MultiLabelData, RetrievalData, checksum
@@ -323,17 +323,18 @@ def test_blocks_learn_at_a_tenth_of_the_rate(made):
     assert [group["lr"] for group in groups] == [0.5, 0.05]
     assert {id(p) for group in groups for p in group["params"]} == {id(p) for p in model.parameters()}
     assert {id(p) for p in groups[1]["params"]} == {id(p) for p in model.blocks.parameters()}
-    training = Training(tuned, loss_by_name("nt-xent"), {"lr": 0.01, "temperature": 0.1}, 2, "cpu", model)
+    settings = {"lr": 0.01, "temperature": 0.1}
+    job = Job("retrieval", None, "nt-xent", 0, settings, "", Length(8, 4, None), "cpu", {}, None)
+    training = Training(tuned, loss_by_name("nt-xent"), job, model)
     before = [weight.detach().clone() for weight in model.blocks.parameters()]
-    training.run()
-    assert training.steps > 0
+    training.step(1, next(tuned.batches(0)))
     for weight, old in zip(model.blocks.parameters(), before, strict=True):
         assert not torch.equal(weight, old)
 
 
 def test_a_comparison_fine_tunes_once_for_each_loss_and_seed(made, tmp_path, monkeypatch):
     monkeypatch.setattr(Retrieval, "generated", staticmethod(lambda seed: data_of(Retrieval)))
-    options = {"seeds": 2, "epochs": 2, "batch_size": 12, "image_features": "tiny"}
+    options = {"seeds": 2, "max_steps": 8, "patience": None, "batch_size": 12, "image_features": "tiny"}
     losses = ["nt-xent", "smooth-ap"]
     frozen = compare("retrieval", losses, out=tmp_path / "frozen", **options)
     tuned = compare("retrieval", losses, out=tmp_path / "tuned", finetune=2, **options)
@@ -362,8 +363,9 @@ def test_a_comparison_fine_tunes_once_for_each_loss_and_seed(made, tmp_path, mon
 def test_the_command_takes_both_options(made, tmp_path, monkeypatch, quiet):
     monkeypatch.setattr(Retrieval, "generated", staticmethod(lambda seed: data_of(Retrieval)))
     monkeypatch.setattr("sodeep._core.progress.FIRST", 0.0)  # a line at once
-    arguments = ["compare", "retrieval", "--loss", "nt-xent", "--out", str(tmp_path / "out"), "--seeds", "1", "--jobs",
-                 "1", "--epochs", "1", "--batch-size", "12", "--image-features", "tiny", "--finetune", "2"]  # fmt: skip
+    arguments = ["compare", "retrieval", "--loss", "nt-xent", "--out", str(tmp_path / "out"), "--seeds", "1",
+                 "--jobs", "1", "--max-steps", "5", "--batch-size", "12", "--image-features", "tiny",
+                 "--finetune", "2"]  # fmt: skip
     result = CliRunner().invoke(main, arguments + ["--quiet"] * quiet)
     assert result.exit_code == 0, result.output
     assert read_runs(tmp_path / "out")[-1].data == "made up, tiny features, last 2 blocks fine-tuned"
@@ -378,7 +380,7 @@ def test_a_fine_tuning_that_fails_is_recorded(made, tmp_path, monkeypatch):
         return self.head(self.blocks(activations.float())) * torch.nan
 
     monkeypatch.setattr(FineTuned, "forward", broken)
-    options = {"seeds": 1, "epochs": 1, "batch_size": 12, "image_features": "tiny", "finetune": 1}
+    options = {"seeds": 1, "max_steps": 5, "batch_size": 12, "image_features": "tiny", "finetune": 1}
     runs = compare("retrieval", ["multi-similarity"], out=tmp_path, **options)
     assert [run.status for run in runs] == ["ok"] * 4 + ["failed"]
     assert runs[-1].stage == "test"

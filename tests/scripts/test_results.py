@@ -11,6 +11,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from sodeep.comparison.runs import read_runs
+
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
@@ -51,22 +53,45 @@ def test_results_are_made_copied_and_set_side_by_side(script, tmp_path, monkeypa
     assert done.exit_code == 0, done.output
     assert "Left out, since not shipped or not installed: spearman:no-such-sorter\n" in done.output
     copied = [f"batch-size-{size}{end}" for size in (100, 50) for end in ("-seeds.png", ".json", ".md")]
-    assert sorted(file.name for file in out.iterdir()) == [*copied, "batch-size.md"]
+    assert sorted(file.name for file in out.iterdir()) == [*copied, "batch-size.md", "runs"]
+    kept = sorted(str(file.relative_to(out / "runs")) for file in (out / "runs").rglob("*") if file.is_file())
+    assert kept == [f"batch-size-{size}/{name}" for size in (100, 50) for name in ("comparison.json", "runs.jsonl.gz")]
     found = json.loads((out / "batch-size-50.json").read_text())
-    shown = "sodeep compare memorability --loss mse --loss l1 --jobs 1 --batch-size 50 --seeds 2 --epochs 1"
-    assert (found["command"], found["batch_size"], found["epochs"]) == (shown, 50, 1)
+    shown = (
+        "sodeep compare memorability --loss mse --loss l1 --jobs 1 --batch-size 50 --seeds 2 --trials 2 --max-steps 10"
+    )
+    assert (found["command"], found["batch_size"], found["max_steps"]) == (shown, 50, 10)
     cell = found["losses"]["l1"]["metrics"]["Spearman"]
     assert cell["mean"] == pytest.approx(sum(cell["seeds"]) / 2, rel=1e-4)
     report = (out / "batch-size-50.md").read_text()
     assert f"\n    {shown}\n" in report
     assert "![Spearman of every seed](batch-size-50-seeds.png)" in report
-    for file in out.iterdir():
+    for file in (path for path in out.rglob("*") if path.is_file()):
         assert str(tmp_path).encode() not in file.read_bytes()
     lines = (out / "batch-size.md").read_text().splitlines()
     assert re.match(r"\| batch-size \| loss \| seeds \| Spearman ↑ \| MAE ↓ \|", lines[5])
     assert [tuple(line.split(" | ")[:3]) for line in lines[7:]] == [
         (f"| {size}", loss, "2") for size in (50, 100) for loss in _by_rank(out / f"batch-size-{size}.json")
     ]
+
+
+@make_results
+def test_a_comparison_goes_on_from_kept_runs(script, tmp_path, monkeypatch):
+    monkeypatch.setitem(script.RESULTS, "toy", {"": "memorability --loss mse --jobs 1"})
+    options = ["toy", "--trial", "--out", str(tmp_path / "docs"), "--runs"]
+    CliRunner().invoke(script.main, [*options, str(tmp_path / "first")], catch_exceptions=False)
+    done = CliRunner().invoke(script.main, [*options, str(tmp_path / "second")], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    first, second = (read_runs(tmp_path / name / "toy") for name in ("first", "second"))
+    assert [run.metrics for run in second] == [run.metrics for run in first]
+    assert [run.seconds for run in second] == [run.seconds for run in first]  # they are the same runs
+
+
+@make_results
+def test_a_changed_loss_is_compared_alone(script):
+    assert script.only("toy --loss hinge --seeds 5 --loss bce", ["map:set", "mse", "ridge", "raw"]) == (
+        "toy --seeds 5 --loss hinge --loss map:set --loss ridge"
+    )
 
 
 def _by_rank(file):

@@ -177,7 +177,8 @@ def test_every_loss_takes_several_captions_of_an_image(name):
     task = CrossModal(made_up(), batch_size=10, captions_per_item=3)
     spec = loss_by_name(name)
     model = task.model()
-    task.forward(model, next(task.batches(0)))[spec.signature](spec.build()).backward()
+    ((_, signature, loss),) = spec.terms({}, "relevant")
+    task.forward(model, next(task.batches(0)))[signature](loss).backward()
     for weight in model.parameters():
         assert torch.isfinite(weight.grad).all()
     assert any(weight.grad.any() for weight in model.images.parameters())

@@ -121,7 +121,7 @@ def test_metrics_of_scores(seed):
 
 
 def test_a_comparison_has_columns_for_the_protocols(folder, tmp_path):
-    runs = compare("retrieval", ["nt-xent"], data=folder, out=tmp_path / "out", seeds=1, epochs=2, batch_size=12)
+    runs = compare("retrieval", ["nt-xent"], data=folder, out=tmp_path / "out", seeds=1, max_steps=5, batch_size=12)
     assert [run.status for run in runs] == ["ok"] * 5
     assert list(runs[0].metrics) == ["mAP"]  # of the classes held out for validation
     assert list(runs[-1].metrics) == ["mAP", *REVISITED_METRICS]

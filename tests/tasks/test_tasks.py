@@ -19,6 +19,7 @@ from scipy.stats import spearmanr
 from sklearn.metrics import average_precision_score
 
 import sodeep
+from sodeep._core.search import trial_settings
 from sodeep.comparison.losses_by_name import (
     LOSSES,
     PEERS,
@@ -109,7 +110,7 @@ def test_every_form_reaches_every_weight_of_the_encoder(task):
     model = task.model()
     batch = next(iter(task.batches(0)))
     losses = {
-        "target": torch.nn.MSELoss(),
+        **dict.fromkeys(("target", "ranks", "normal-scores"), torch.nn.MSELoss()),
         "relevant": sodeep.MAPLoss(sodeep.laplace_rank),
         "semantic": sodeep.ASPLoss(),
         "embeddings": sodeep.EmbeddingLoss(sodeep.SmoothAPLoss()),
@@ -731,7 +732,7 @@ def test_unknown_labels_do_not_move_the_loss():
         labels[:, 1] ^= flipped
         task = MultiLabel(MultiLabelData("made up", labels, list("abc"), features=features, known=known), batch_size=20)
         apply = task.forward(Given(), np.arange(20))["relevant"]
-        losses.append([apply(loss_by_name(loss).build()) for loss in ("bce", "hinge", "map:laplace", "smooth-ap")])
+        losses.append([apply(made(loss)) for loss in ("bce", "hinge", "map:laplace", "smooth-ap")])
     torch.testing.assert_close(*losses)
 
 
@@ -837,6 +838,12 @@ def test_the_text_net_is_linear_in_tf_idf():
     torch.testing.assert_close(out[0], expected)
 
 
+def made(name):
+    """A loss with its default settings."""
+    ((_, _, loss),) = loss_by_name(name).terms({}, "relevant")
+    return loss
+
+
 # ---- losses by name --------------------------------------------------------------------------------------------------
 
 
@@ -847,21 +854,20 @@ def names():
 
 
 @pytest.mark.parametrize("name", list(names()))
-def test_every_loss_has_four_settings_and_works_with_each(name):
+def test_every_loss_works_with_each_of_its_settings(name):
     loss = loss_by_name(name)
-    grid = loss.grid((0.001, 0.008))
-    assert len(grid) == 4
-    assert {settings["lr"] for settings in grid} <= {0.000125, 0.001, 0.008, 0.064}
-    assert {0.001, 0.008} <= {settings["lr"] for settings in grid}
+    tried = trial_settings(loss.all_ranges(TASKS["retrieval"]), trials=6)
+    assert len(tried) == 6
     generator = torch.Generator().manual_seed(0)
     scores = torch.rand(6, 12, generator=generator)
     relevant = torch.rand(6, 12, generator=generator) < 0.4
-    for settings in grid:
+    for settings in tried:
         total = 0
         x = scores.clone().requires_grad_()
         for weight, form, term in loss.terms(settings, "relevant"):
-            target = {"target": x.detach().flip(-1), "relevant": relevant, "semantic": relevant.float()}[form]
-            total = total + weight * term(x, target)
+            targets = {"relevant": relevant, "semantic": relevant.float()}
+            target = targets.get(form, x.detach().flip(-1))
+            total = total + weight * term(x, target).mean()
         total.backward()
         assert total.isfinite()
         assert x.grad.isfinite().all()
@@ -1012,9 +1018,9 @@ def test_such_a_loss_gets_embeddings_and_labels(theirs):
 
 def test_unknown_names_name_the_choices():
     for name, pattern in {
-        "smoothap": r"^`loss` must be one of mse, l1, .*smooth-ap, .*spearman:RANK, map:RANK, recall:RANK with RANK "
+        "smoothap": r"^`loss` must be one of mse, .*smooth-ap, .*spearman:RANK, map:RANK, recall:RANK with RANK "
         r"one of laplace, sigmoid, blackbox.*, a sorter file or module:attribute; peer:torchsort, .*; module:attribute "
-        r"for your own; or A\+B, got 'smoothap'\.$",
+        r"for your own; A\+B; or A,B, got 'smoothap'\.$",
         "bce+smoothap": r"^`loss` must be one of .*, got 'smoothap'\.$",
         "map:quick": r"^`loss` must have a rank function after the colon: laplace, sigmoid, blackbox.*, a sorter file "
         r"\(\.safetensors\) or module:attribute, got 'quick'\.$",
@@ -1048,9 +1054,9 @@ def test_a_peer_that_is_not_installed_says_what_to_install(monkeypatch):
             loss_by_name(f"peer:{peer}")
 
 
-def test_peers_have_four_settings_too():
+def test_peers_have_settings_too():
     for _, loss in PEERS.values():
-        assert len(loss.grid((0.001, 0.008))) == 4
+        assert len(trial_settings(loss.all_ranges(TASKS["retrieval"]), trials=4)) == 4
 
 
 def test_hinge_and_bce_against_torch():
