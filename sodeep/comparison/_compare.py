@@ -219,6 +219,7 @@ def compare(
         origin["init"] = zlib.crc32(Path(start).read_bytes())
     checksums = {loss: _sorter_checksum(spec, task_class) for loss, spec in specs.items()}
     sorters = {loss: checksum for loss, checksum in checksums.items() if checksum is not None}
+    sources = {loss: zlib.crc32(spec.source.encode()) for loss, spec in specs.items() if spec.source}
     data_checksum = None if path is None else loaded.checksum
     work = {
         (loss, seed): [
@@ -242,7 +243,7 @@ def compare(
         for loss in losses
     }
     with sole_comparison(folder):
-        _claim(folder, origin, losses, trials, sorters, data_checksum)
+        _claim(folder, origin, losses, trials, {"sorters": sorters, "sources": sources}, data_checksum)
         searched = None if search_seeds is None else seeds[:search_seeds]
         return Schedule(folder, task_class.primary_metric, work, searched, on_run).run(jobs, on_start)
 
@@ -350,12 +351,13 @@ def _claim(
     origin: dict[str, Any],
     losses: Sequence[str],
     trials: int,
-    sorters: dict[str, int],
+    parts: dict[str, dict[str, int]],
     data: int | None,
 ) -> None:
     """Write comparison.json, or check that it describes this comparison, with the same sorters and data.
 
-    `sorters` and `data` are checksums; those that an older comparison lacks are added, as are further losses.
+    `parts` are checksums of the sorters and of the user's code in each loss, and `data` is one; those that an older
+    comparison lacks are added, as are further losses.
     """
 
     def refuse(got: str) -> ValueError:
@@ -378,9 +380,10 @@ def _claim(
     saved["trials"] = trials
     if data is not None and saved.setdefault("checksum", data) != data:
         raise refuse(f"a comparison on other data under the name {origin['data']!r}")
-    known = saved.setdefault("sorters", {})
-    for loss, checksum in sorters.items():
-        if known.setdefault(loss, checksum) != checksum:
-            raise refuse(f"runs of {loss} with another sorter under that name")
+    for part, what in (("sorters", "another sorter"), ("sources", "other code")):
+        known = saved.setdefault(part, {})
+        for loss, checksum in parts[part].items():
+            if known.setdefault(loss, checksum) != checksum:
+                raise refuse(f"runs of {loss} with {what} under that name")
     saved["losses"] = list(dict.fromkeys([*saved.get("losses", []), *losses]))  # the order of the report
     write_atomic(path, json.dumps(saved, indent=2).encode())

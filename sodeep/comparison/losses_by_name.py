@@ -68,6 +68,7 @@ class LossSpec:
         signature: key of `CALL_SIGNATURES`; "": that of the task.
         parts: of a sum, its terms; all but the first have the searched "weight".
         start: of a schedule, the loss whose chosen encoder this one starts from; "": none.
+        source: code of what is not ours in it, the user's loss or rank function; "": none, or not to be had.
         method: name of the task's method that makes the model without training steps (`Task.methods`); "": none.
     """
 
@@ -77,6 +78,7 @@ class LossSpec:
     parts: tuple[LossSpec, ...] = ()
     start: str = ""
     method: str = ""
+    source: str = ""
 
     def all_ranges(self, task: type[Task]) -> dict[str, Range | Choice]:
         """Those of the loss, after those of the optimiser on a task; or those of a method."""
@@ -112,7 +114,7 @@ def _sum_of(parts: tuple[LossSpec, ...]) -> LossSpec:
     ranges: dict[str, Range | Choice] = {"weight": Range(0.003, 1.0, 0.1)}
     for place, part in enumerate(parts):
         ranges |= {_name_in_sum(parts, place, name): values for name, values in part.ranges.items()}
-    return LossSpec(parts[0].build, ranges, parts[0].signature, parts)
+    return LossSpec(parts[0].build, ranges, parts[0].signature, parts, source="".join(part.source for part in parts))
 
 
 def _bce(scores: Tensor, relevant: Tensor, where: Tensor | None = None) -> Tensor:
@@ -330,6 +332,7 @@ def loss_by_name(name: str) -> LossSpec:
             )
         spec = RANK_LOSSES[prefix]
         rank_fn = rank_function(rest)
+        spec = replace(spec, source=_source_of(rank_fn) if ":" in rest else "")
         if not _has_width(rank_fn):
             return replace(spec, build=functools.partial(spec.build, rank_fn))
         return replace(
@@ -340,7 +343,8 @@ def loss_by_name(name: str) -> LossSpec:
     if colon and prefix and rest:
         loss = _attribute(prefix, rest)
         ranges = _ranges_of(name, loss)
-        return LossSpec(functools.partial(_built, loss), ranges, signature_of(loss, **default_settings(ranges)))
+        signature = signature_of(loss, **default_settings(ranges))
+        return LossSpec(functools.partial(_built, loss), ranges, signature, source=_source_of(loss))
     raise ValueError(
         f"`loss` must be one of {', '.join([*LOSSES, *METHODS])}; "
         f"{', '.join(f'{prefix}:RANK' for prefix in RANK_LOSSES)} with RANK one of {', '.join(_rank_names())}, "
@@ -372,6 +376,14 @@ def _has_width(rank_fn: RankFunction) -> bool:
     return True
 
 
+def _source_of(given: Any) -> str:
+    """The code of a function, or of the class of anything else."""
+    try:
+        return inspect.getsource(given if inspect.isroutine(given) or isinstance(given, type) else type(given))
+    except (OSError, TypeError):  # made in a shell, or in C
+        return ""
+
+
 def _ranges_of(name: str, loss: Any) -> Ranges:
     """The ranges that a user's loss declares in an attribute ``ranges``: pairs of numbers, or lists of choices.
 
@@ -381,11 +393,13 @@ def _ranges_of(name: str, loss: Any) -> Ranges:
     Choice(values=('ap', 'log'))
     """
     declared = getattr(loss, "ranges", None) or {}
+    if not isinstance(declared, Mapping):
+        raise ValueError(f"`loss` {name} must declare ranges as a dict, got {describe(declared)}.")
     if declared and isinstance(loss, nn.Module):
         raise ValueError(f"`loss` {name} must be a class or a function to declare ranges, got a module that is made.")
     taken = {name for task in TASKS.values() for name in task.ranges} | {"weight"}
     ranges: dict[str, Range | Choice] = {}
-    for setting, values in dict(declared).items() if isinstance(declared, Mapping) else [("ranges", declared)]:
+    for setting, values in declared.items():
         if setting in taken:  # of the optimiser, and of a term in a sum
             raise ValueError(
                 f"`loss` {name} must declare ranges of its own, got {setting!r}, which is taken. Rename it."
@@ -399,8 +413,10 @@ def _ranges_of(name: str, loss: Any) -> Ranges:
                 ranges[setting] = Range(low, high, default, log=low > 0, whole=whole)
             elif isinstance(values, (Range, Choice)):
                 ranges[setting] = values
-            else:
+            elif isinstance(values, list):
                 ranges[setting] = Choice(tuple(values))
+            else:
+                raise TypeError("A pair of numbers in round brackets is a range; choices are a list in square ones.")
             if isinstance(values := ranges[setting], Choice) and not all(map(_is_plain, values.values)):
                 raise ValueError("Choices are strings, numbers, True, False or None, which can be kept with a run.")
         except (TypeError, ValueError) as error:

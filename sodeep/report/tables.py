@@ -209,7 +209,8 @@ def _differences(comparison: Comparison) -> Table:
     student = "corrected resampled t" if comparison.summary.split == "drawn" else "Student's t"
     note = (
         f"Mean and 95% interval ({student} over the seeds) of the difference, seed by seed: the same split, "
-        "initialisation and batches. Bold: significant at 5% among the losses compared in the column (Holm's method)."
+        "initialisation and batches. Bold: significant at 5% among all losses compared in the column (Holm's method); "
+        "an interval may exclude 0 without being bold."
     )
     return Table(
         f"Differences to {comparison.summary.baseline}", ["loss", *arrows_text(comparison.summary)], rows, note

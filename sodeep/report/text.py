@@ -102,15 +102,18 @@ def _failure_line(run: Run) -> str:
 def header_lines(comparison: Comparison) -> str:
     """Data, seeds, steps, device and versions in one line."""
     summary, made = comparison.summary, comparison.origin
-    length = f", up to {made['max_steps']:,} steps" if "max_steps" in made else ""
-    tried = f", {made['trials']} settings of each" if "trials" in made else ""
+    length = f"{made['max_steps']:,} steps" if "max_steps" in made else ""
+    length = length and (f", up to {length}" if made.get("patience", True) else f", {length} each")
+    trials = made.get("trials", 0)
+    tried = f", {trials} setting{'s' * (trials > 1)} of each" * bool(trials)
     if tried and made.get("search_seeds"):
         tried += f", chosen by the first {seeds_text(made['search_seeds'])} for all"
     sizes = ", ".join(f"{n:,} {name}" for name, n in summary.sizes.items())
+    losses = f"{len(summary.losses)} loss{'es' * (len(summary.losses) != 1)}"
     batch = f", {made['batch_size']} items a step" if "batch_size" in made else ""
     versions = ", ".join(f"{name} {made[name]}" for name in ("sodeep", "torch") if name in made)
     return (
-        f"Data: {summary.data}{sizes and f' ({sizes})'}. Baseline: {summary.baseline}. {len(summary.losses)} losses, "
+        f"Data: {summary.data}{sizes and f' ({sizes})'}. Baseline: {summary.baseline}. {losses}, "
         f"{seeds_text(len(summary.seeds))}{tried}{length}{batch}, on {summary.device}{versions and f'; {versions}'}."
     )
 

@@ -1,6 +1,8 @@
 """Which trainings a comparison does: searched seeds, schedules of losses, methods without steps, sums and ranges."""
 
 import json
+import linecache
+import re
 import sys
 import types
 
@@ -196,7 +198,8 @@ def test_a_loss_of_ones_own_declares_ranges(tmp_path, monkeypatch):
 
     module.Mine = Mine
     module.Empty = type("Empty", (Mine,), {"ranges": {"power": (2.0, 2.0)}})
-    module.Odd = type("Odd", (Mine,), {"ranges": {"power": 3}})
+    for name, value in (("Odd", 3), ("Text", "0.1"), ("Three", (1.0, 2.0, 3.0))):
+        setattr(module, name, type(name, (Mine,), {"ranges": {"power": value}}))
     monkeypatch.setitem(sys.modules, "ranges_of_a_test", module)
     runs = compare("memorability", ["ranges_of_a_test:Mine"], out=tmp_path, seeds=1, trials=4, max_steps=12)
     tried = [run.settings for run in of(runs, "ranges_of_a_test:Mine")]
@@ -208,9 +211,34 @@ def test_a_loss_of_ones_own_declares_ranges(tmp_path, monkeypatch):
             "Empty",
             "(2.0, 2.0) for power. A range must go from a lower to a higher number, above 0, got 2.0 to 2.0.",
         ),
-        ("Odd", "3 for power. 'int' object is not iterable"),
+        *(
+            (
+                name,
+                f"{got} for power. A pair of numbers in round brackets is a range; choices are a list in square ones.",
+            )
+            for name, got in (("Odd", "3"), ("Text", "'0.1'"), ("Three", "(1.0, 2.0, 3.0)"))
+        ),
     ):
         start = f"`loss` ranges_of_a_test:{name} must declare ranges as name: (low, high) or name: [choices], got "
         with pytest.raises(ValueError) as caught:  # noqa: PT011  # the message is compared whole
             loss_by_name(f"ranges_of_a_test:{name}")
         assert str(caught.value) == start + reason
+
+
+def test_a_loss_with_other_code_is_not_mixed_in(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "changing_loss.py").write_text(
+        "def loss(scores, target):\n    return (scores - target).square().mean()\n"
+    )
+    given = {"out": "runs", "seeds": 1, "trials": 1, "max_steps": 5}
+    compare("memorability", ["changing_loss:loss"], **given)
+    compare("memorability", ["changing_loss:loss"], **given)
+    monkeypatch.delitem(sys.modules, "changing_loss")
+    (tmp_path / "changing_loss.py").write_text(
+        "def loss(scores, target):\n    return (scores - target).abs().mean()  #\n"
+    )
+    linecache.checkcache()
+    expected = "`out` runs holds runs of changing_loss:loss with other code under that name. "
+    with pytest.raises(ValueError, match="^" + re.escape(expected) + "Choose another folder, or delete it.$"):
+        compare("memorability", ["changing_loss:loss"], **given)
