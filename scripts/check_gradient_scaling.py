@@ -43,13 +43,13 @@ def main(name: str, losses: str, seeds: int, max_steps: int) -> None:
     """Train with both, and print a table."""
     torch.set_num_threads(1)
     metric = TASKS[name].primary_metric
-    print(f"| loss | {metric}, one constant | {metric}, every step to norm 1 | steps |")
-    print("|---|---:|---:|---:|")
+    click.echo(f"| loss | {metric}, one constant | {metric}, every step to norm 1 | steps |")
+    click.echo("|---|---:|---:|---:|")
     for loss in losses.split(","):
         results = [[trained(name, loss, seed, max_steps, every) for seed in range(seeds)] for every in (False, True)]
         means = [f"{statistics.fmean(value for value, _ in some):.3f}" for some in results]
         steps = [f"{statistics.fmean(count for _, count in some):,.0f}" for some in results]
-        print(f"| {loss} | {' | '.join(means)} | {' and '.join(steps)} |", flush=True)
+        click.echo(f"| {loss} | {' | '.join(means)} | {' and '.join(steps)} |")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import pytest
 
 import sodeep
 from sodeep.cli.group import main
+from sodeep.tasks import TASKS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -121,3 +122,16 @@ def test_every_loss_is_in_the_guide():
 def test_every_metric_is_in_the_readme():
     row = re.search(r"^\| exact metrics \|(.*)\|$", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert sorted(re.findall(r"`(\w+)`", row[1])) == sorted({*sodeep.metrics.__all__} - {"UndefinedMetricWarning"})
+
+
+def test_tasks_are_trained_as_the_docs_say():
+    text = (ROOT / "docs/comparison.md").read_text()
+    rows = re.findall(r"^\| `([\w-]+)` \| .* \| (\d,\d+)(?: steps)? \| (\d+) \| (.*) \|$", text, re.MULTILINE)
+    assert [name for name, *_ in rows] == list(TASKS)
+    for name, steps, every, searched in rows:
+        task = TASKS[name]
+        assert (int(steps.replace(",", "")), int(every)) == (task.max_steps, task.validate_every)
+        if name != "toy":
+            texts = [f"{setting.replace('_', ' ')} {x.low:g} to {x.high:g}" for setting, x in task.ranges.items()]
+            assert searched == ", ".join(texts)
+    assert TASKS["toy"].ranges == TASKS["multi-label"].ranges

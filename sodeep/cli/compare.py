@@ -59,7 +59,7 @@ class _Compare(click.Command):
 @click.option(
     "--seeds",
     type=click.IntRange(1),
-    help="How many seeds, from 0.  [default: 5; 10 on the embedded sets, which are small]",
+    help="How many seeds: 0, 1, ...  [default: 5; 10 on the embedded sets, which are small]",
 )
 @click.option(
     "--data",

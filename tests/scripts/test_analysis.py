@@ -182,3 +182,13 @@ def test_the_toy_experiment():
     refused = CliRunner().invoke(script.main, ["--loss", "bce"])
     assert refused.exit_code == 2
     assert refused.stderr.endswith("Invalid value for --baseline: hinge is not among svm-ap-planes, bce.\n")
+
+
+# ---- check_gradient_scaling ------------------------------------------------------------------------------------------
+
+
+def test_both_scalings_of_gradients():
+    import check_gradient_scaling as script
+
+    output = run(script, "--task", "memorability", "--losses", "mse,pearson", "--seeds", 1, "--max-steps", 3)
+    assert [(row[0], row[3]) for row in cells(output)[1:]] == [("mse", "3 and 3"), ("pearson", "3 and 3")]
