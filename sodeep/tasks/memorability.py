@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import rankdata
 from torch import Tensor, nn
 
 from sodeep import metrics
@@ -19,6 +18,7 @@ from sodeep.datasets.memorability import MEMORABILITY, table_data
 from sodeep.datasets.splits import given_split
 from sodeep.datasets.texts import TEXT_FEATURES, static_vectors, tf_idf
 from sodeep.datasets.types import Array, MemorabilityData
+from sodeep.ranks import exact_rank
 from sodeep.tasks.base import Loss, Task, TaskMetrics
 from sodeep.tasks.encoders import PENALTY, FeatureNet, encode, ridge
 
@@ -87,7 +87,7 @@ class Memorability(Task):
                 f"got {self.target[self.index['train'][0]].item():g} for all of them. Nothing can be ranked by them."
             )
         self.unit = torch.std_mean(self.target[self.index["train"]])
-        places = torch.from_numpy(rankdata(self.target[self.index["train"]].numpy())) / (len(self.index["train"]) + 1)
+        places = 1 - exact_rank(self.target[self.index["train"]].double()) / (len(self.index["train"]) + 1)
         self.ranks, self.normal_scores = (self._of_training(x) for x in (places, torch.special.ndtri(places)))
 
     def _of_training(self, values: Tensor) -> Tensor:
