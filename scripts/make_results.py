@@ -182,7 +182,7 @@ def keep_runs(folder: Path, kept: Path) -> None:
     kept.mkdir(parents=True, exist_ok=True)
     content = gzip.compress("\n".join([*lines, ""]).encode(), mtime=0)
     write_atomic(kept / "runs.jsonl.gz", content)
-    shutil.copy(folder / "comparison.json", kept / "comparison.json")
+    write_atomic(kept / "comparison.json", (folder / "comparison.json").read_bytes().rstrip() + b"\n")
 
 
 def restore_runs(kept: Path, folder: Path) -> None:
