@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import multiprocessing
 import os
 import signal
@@ -26,7 +25,7 @@ from sodeep._core.files import write_atomic
 from sodeep._core.signals import stop_signals
 from sodeep.comparison.losses_by_name import loss_by_name, stages_of
 from sodeep.comparison.runs import Run, key, key_of, parse_run, read_runs
-from sodeep.comparison.train import Job, Training, failed_test, load_task, run_test, run_training
+from sodeep.comparison.train import Job, Training, failed_test, load_task, or_lowest, run_test, run_training
 
 
 @dataclass(frozen=True)
@@ -260,7 +259,7 @@ class Schedule:
             runs = [self.done.get(key(loss, other, job.settings)) for other in self._searched(seed)]
             ok = [run.metrics[self.primary_metric] for run in runs if run is not None and run.status == "ok"]
             if len(ok) == len(runs):
-                values.append((sum(map(_or_lowest, ok)), job.settings))
+                values.append((sum(map(or_lowest, ok)), job.settings))
         return max(values, key=lambda pair: pair[0])[1] if values else None  # the first of equals
 
     def _keep(self, run: Run) -> None:
@@ -318,11 +317,6 @@ class Schedule:
                     looks = 1 + count // job.length.validate_every
                     whole[loss] = None if timed is None else count * timed + looks * validation
         return Plan(dict(trainings), dict(tests), steps, whole, test, jobs)
-
-
-def _or_lowest(value: float) -> float:
-    """NaN, which is neither above nor below any number, is the worst."""
-    return -math.inf if math.isnan(value) else value
 
 
 def _time_of_steps(job: Job) -> tuple[float | None, int]:

@@ -355,8 +355,7 @@ class Training:
             self.curves.setdefault("loss/train", []).append((step, loss))
         for name, value in metrics.items():
             self.curves.setdefault(f"val/{name}", []).append((step, value))
-        value = metrics[self.task.primary_metric]
-        return -math.inf if math.isnan(value) else value
+        return or_lowest(metrics[self.task.primary_metric])
 
     def step(self, step: int, batch: Any) -> float:
         """One optimizer step on a batch; the value of the loss before it."""
@@ -380,6 +379,11 @@ class Training:
         self.optimizer.step()
         self.schedule.step()
         return value
+
+
+def or_lowest(value: float) -> float:
+    """NaN, which is neither above nor below any number, is the worst."""
+    return -math.inf if math.isnan(value) else value
 
 
 def _scalar(value: object) -> torch.Tensor:
