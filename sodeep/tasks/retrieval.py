@@ -65,7 +65,7 @@ class Retrieval(Task):
     may_lack_training = True
     methods = {**Task.methods, "raw": {}}  # noqa: RUF012
     max_steps = 5000
-    validate_every = 100
+    validate_every = 50
     ranges = {"lr": Range(2e-4, 2e-2, 2e-3)}  # noqa: RUF012
     layouts = RETRIEVAL
     tensors = ("items", "labels", "truth")

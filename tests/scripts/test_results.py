@@ -1,5 +1,6 @@
 """scripts/make_results.py and scripts/count_contributing_pairs.py, at tiny sizes."""
 
+import importlib.util
 import json
 import os
 import re
@@ -73,6 +74,14 @@ def test_results_are_made_copied_and_set_side_by_side(script, tmp_path, monkeypa
     assert [tuple(line.split(" | ")[:3]) for line in lines[7:]] == [
         (f"| {size}", loss, "2") for size in (50, 100) for loss in _by_rank(out / f"batch-size-{size}.json")
     ]
+
+
+@make_results
+def test_a_peer_that_is_not_installed_is_left_out(script, monkeypatch, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    words, _ = script.arguments_of("memorability --loss mse --loss peer:torchsort", None)
+    assert words == ["memorability", "--loss", "mse"]
+    assert capsys.readouterr().err == "Left out, since not shipped or not installed: peer:torchsort\n"
 
 
 @make_results

@@ -449,7 +449,7 @@ def test_asp_by_captions_against_loops():
             a, b = sodeep.exact_rank(s), sodeep.exact_rank(m)
             expected = (torch.minimum(a, b) / torch.maximum(a, b)).mean()
             np.testing.assert_allclose(found[f"{way} ASP {name}"], expected, rtol=1e-5)
-        assert task.evaluate(model, "val").metrics[f"i2t ASP {name}"] != found[f"i2t ASP {name}"]
+    assert not [metric for metric in task.evaluate(model, "val").metrics if "ASP" in metric]
 
 
 def test_equal_captions_tie():
