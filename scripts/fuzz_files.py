@@ -40,7 +40,7 @@ from PIL import Image
 import sodeep
 from sodeep import checkpoint, comparison, training
 from sodeep._core.sealed import seal
-from sodeep.datasets import captions, memorability, multi_label, retrieval, revisited
+from sodeep.datasets import captions, memorability, multi_label, ranking, retrieval, revisited
 from sodeep.datasets.layouts import Layout
 
 SECONDS = 5
@@ -129,6 +129,7 @@ def features(task: str) -> Write:
             "cross-modal": {"images": x, "captions": x, "image_of_caption": labels},
             "memorability": {"features": x, "scores": x[:, 0]},
             "multi-label": {"features": x, "labels": np.eye(6, dtype=int)[:, :3]},
+            "ranking": {"features": x, "relevance": labels, "group": labels},
         }[task]
         path = folder / "my.npz"
         save: Callable[..., None] = np.savez if task in ("retrieval", "memorability") else np.savez_compressed
@@ -224,6 +225,18 @@ def mediaeval(which: str) -> Write:
         return folder / which
 
     return write
+
+
+def group_table(folder: Path) -> Path:
+    path = folder / "mine.csv"
+    path.write_text("group,relevance,length\n" + "".join(f"q{i // 3},{i % 3},{i}\n" for i in range(9)))
+    return path
+
+
+def letor(folder: Path) -> Path:
+    path = folder / "all.txt"
+    path.write_text("".join(f"{i % 3} qid:{i // 3} 1:0.{i} 4:{i} # d{i}\n" for i in range(9)))
+    return path
 
 
 def table(folder: Path) -> Path:
@@ -604,6 +617,7 @@ FORMATS: dict[str, tuple[Write, Read, Hostile]] = {
             ("cross-modal", captions.CROSS_MODAL),
             ("memorability", memorability.MEMORABILITY),
             ("multi-label", multi_label.MULTI_LABEL),
+            ("ranking", ranking.RANKING),
         )
     },
     **{
@@ -621,6 +635,8 @@ FORMATS: dict[str, tuple[Write, Read, Hostile]] = {
         f"MediaEval {name}": (mediaeval(name), read_data(memorability.MEMORABILITY), hostile_text)
         for name in ("ground-truth_dev-set.csv", "dev-set_video-captions.txt")
     },
+    "group table csv": (group_table, read_data(ranking.RANKING, file=True), hostile_text),
+    "LETOR txt": (letor, read_data(ranking.RANKING, file=True), hostile_text),
     "table csv": (table, read_data(memorability.MEMORABILITY, file=True), hostile_text),
     **{
         f"VOC {name}": (voc(f"ImageSets/Main/{name}"), read_data(multi_label.MULTI_LABEL), hostile_text)

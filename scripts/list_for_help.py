@@ -30,7 +30,11 @@ def losses() -> dict[str, Any]:
     }
     by_task: dict[str, list[str]] = {}
     for name, spec in specs.items():
-        tasks = [task for task, task_class in TASKS.items() if spec.signatures <= {*task_class.accepts}]
+        tasks = [
+            task
+            for task, task_class in TASKS.items()
+            if spec.signatures <= {*task_class.accepts} and (not spec.method or spec.method in task_class.methods)
+        ]
         by_task.setdefault(", ".join(tasks), []).append(name)
     return {"losses": by_task, "ranks": list(RANKS)}
 

@@ -45,6 +45,7 @@ DATA = {
     "omniglot_small": "images_background_small1.zip and _small2.zip, github.com/brendenlake/omniglot",
     "clothing_small_64px": "an .npz of jpeg, offset and label: photos of ten kinds of clothing",
     "emoji": "emoji.npz and emoji.tsv, from npm emoji-datasource (images) and emojibase-data (names, keywords)",
+    "ltr_small": "rank.train, rank.test and their .query, github.com/microsoft/LightGBM, examples/lambdarank",
     "goemotions": "labels.txt and three .tsv, github.com/google-research/google-research/tree/master/goemotions",
 }
 """Folders under the data root, and what is in them."""
@@ -65,6 +66,12 @@ CAPTIONS = (
 LABELS = (
     "--loss bce --loss bce,bce --loss bce+map:laplace --loss bce+map:set --loss bce+smooth-ap "
     "--loss bce,bce+map:laplace --loss bce,bce+map:set"
+)
+
+RANKING = (
+    "--loss mse --loss ranknet --loss listmle --loss lambdarank --loss softmax --loss ndcg:laplace --loss ndcg:set "
+    "--loss spearman:laplace --loss spearman:set --loss mse+ndcg:laplace --loss ridge --loss untrained "
+    "--loss peer:lightgbm"
 )
 
 SENTENCES = f"memorability --data $SODEEP_DATA/sentence_memorability --seeds 8 --trials 8 {REGRESSION}"
@@ -91,6 +98,10 @@ RESULTS = {
         "--loss map:set --loss raw --loss untrained"
     },
     "goemotions": {"": f"multi-label --data $SODEEP_DATA/goemotions --seeds 5 --search-seeds 1 --trials 4 {LABELS}"},
+    # five times five folds
+    "ranking": {
+        "": f"ranking --data $SODEEP_DATA/ltr_small --folds 5 --seeds 25 --search-seeds 2 --trials 8 {RANKING}"
+    },
     "toy": {"": "toy --seeds 8 --search-seeds 1 --trials 8"},
     # Wang et al. 2019, supplement, tables 1 and 2: at equal steps, and trained until flat
     "batch-size": {

@@ -17,7 +17,7 @@ import sodeep
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 RUN_HERE = {"retrieval", "memorability", "multi_label", "lightning_retrieval", "custom_rank_fn", "spearman_regression",
-            "pair_weights"}  # fmt: skip
+            "pair_weights", "ranking"}  # fmt: skip
 
 
 def run(name, *options, **arguments):
@@ -54,6 +54,15 @@ def test_retrieval():
     before, after = numbers("hit rate at 1", text)
     assert after > 0.9
     assert run("retrieval", epochs=1) == text  # seeded
+
+
+def test_ranking(tmp_path):
+    before, after = numbers("nDCG@10", run("ranking", epochs=5))
+    assert after > before + 0.1
+    rows = [f"{i // 4},{i % 3},{(i % 3) + 0.1 * (i % 5)},{i % 7}\n" for i in range(400)]
+    (tmp_path / "my.csv").write_text("".join(["group,relevance,a,b\n", *rows]))
+    before, after = numbers("nDCG@10", run("ranking", path=tmp_path / "my.csv", epochs=10))
+    assert after > max(before, 0.9)
 
 
 def test_memorability():

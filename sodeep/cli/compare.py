@@ -148,8 +148,24 @@ class _Compare(click.Command):
     help="Train the last N blocks of that network too, once for each loss and seed, after the setting is chosen.",
 )
 @click.option(
-    "--target", metavar="COLUMN", help="Column of scores in a csv of your own (memorability).  [default: score]"
+    "--scorer",
+    metavar="NAME",
+    help="What scores an item (ranking): item, a network on its features, or list, one that sees its whole group.  "
+    "[default: item]",
 )
+@click.option("--transform", metavar="NAME", help="log1p: take the logarithm of features of long tails (ranking).")
+@click.option(
+    "--folds",
+    type=click.IntRange(3),
+    help="Cross-validation over the groups of all splits (ranking): so many seeds in a row test every fold once.",
+)
+@click.option("--metric", metavar="NAME", help="What settings are chosen by.  [default: the first of the task]")
+@click.option(
+    "--target",
+    metavar="COLUMN",
+    help="Column of scores, or of relevance, in a csv of your own.  [default: score; of ranking, relevance]",
+)
+@click.option("--group", metavar="COLUMN", help="Its column of groups (ranking).  [default: group]")
 @click.option("--text", metavar="COLUMN", help="Its column of texts.  [default: text, if there is one]")
 @click.option(
     "--predictor",
@@ -191,7 +207,12 @@ def compare(
     text_features: str | None,
     image_features: str | None,
     finetune: int | None,
+    scorer: str | None,
+    transform: str | None,
+    folds: int | None,
+    metric: str | None,
     target: str | None,
+    group: str | None,
     text: str | None,
     predictors: tuple[str, ...],
     jobs: int | None,
@@ -199,7 +220,7 @@ def compare(
     tensorboard: bool,
     quiet: bool,
 ) -> None:
-    """Compare losses on TASK: retrieval, cross-modal, memorability, multi-label or toy.
+    """Compare losses on TASK: retrieval, cross-modal, memorability, multi-label, ranking or toy.
 
     Every loss gets the same features and batches, and as many settings: learning rate, its own parameters, the width
     of a rank function. Each is trained until the validation metric is flat, and the best on the validation split is
@@ -208,11 +229,11 @@ def compare(
 
     NAME is one of the losses listed below, those with peer: if their package is installed; my_module:MyLoss, your own;
     A+B, a sum whose weight is searched; A,B, first A, then B from the encoder that A trained; or without training:
-    untrained, raw (retrieval), ridge (memorability, multi-label, toy).
+    untrained, raw (retrieval), ridge (all others but cross-modal).
 
-    Your own loss is called like the others of the task, as loss(scores, relevant) or for memorability loss(scores,
-    target); in retrieval as loss(embeddings, labels) if its first argument is named embeddings, as in
-    pytorch-metric-learning.
+    Your own loss is called like the others of the task, as loss(scores, relevant), for memorability loss(scores,
+    target) and for ranking loss(scores, relevance, where=mask); in retrieval as loss(embeddings, labels) if its first
+    argument is named embeddings, as in pytorch-metric-learning.
 
     Example: sodeep compare memorability --loss mse --loss spearman:laplace --seeds 5
     """
@@ -257,7 +278,12 @@ def compare(
             text_features=text_features,
             image_features=image_features,
             finetune=finetune,
+            scorer=scorer,
+            transform=transform,
+            folds=folds,
+            metric=metric,
             target=target,
+            group=group,
             text=text,
             predictors=predictors or None,
             jobs=jobs or _cores(device),

@@ -78,8 +78,13 @@ def compare(
     image_features: str | None = None,
     finetune: int | None = None,
     target: str | None = None,
+    group: str | None = None,
     text: str | None = None,
     predictors: Sequence[str] | None = None,
+    scorer: str | None = None,
+    transform: str | None = None,
+    folds: int | None = None,
+    metric: str | None = None,
     jobs: int = 1,
     device: str = "auto",
     on_run: Callable[[Run, int, int], None] | None = None,
@@ -127,9 +132,19 @@ def compare(
             None, or "pixels": nothing, a small network is trained from the pixels.
         finetune: how many of the last blocks of that network are trained too, once for each loss and seed, at a tenth
             of the learning rate: after the setting is chosen, from its weights, with as many steps. None: none.
-        target: of the memorability task on a csv table, the column of scores. None: "score".
-        text: likewise, the column of texts. None: "text", if there is one.
+        target: on a csv table, the column of scores (memorability) or of relevance (ranking). None: "score" or
+            "relevance".
+        group: likewise, the column of groups (ranking). None: "group".
+        text: likewise, the column of texts (memorability). None: "text", if there is one.
         predictors: likewise, the columns of numbers to predict from. None: all the others.
+        scorer: of the ranking task, what scores an item: "item", a network on its own features, or "list", one that
+            sees the other items of its group. None: "item".
+        transform: of the ranking task, what features go through before they are standardised: "log1p", sign(x)
+            log(1 + |x|), for long tails, or "none". None: "none".
+        folds: of the ranking task, folds of a cross-validation over the groups of all splits, at least 3; so many seeds
+            in a row test every fold once. None: the split of the data.
+        metric: what settings and the length of a training are chosen by on the validation split, and losses compared
+            by, one of the task's of which higher is better. None: the first of the task.
         jobs: processes, of one thread each. 1 stays in this process, with one thread meanwhile. As they are spawned, a
             script that asks for more needs the usual ``if __name__ == "__main__":``.
         device: "auto" (a GPU if there is one), "cpu", "cuda", ...
@@ -185,7 +200,7 @@ def compare(
     batch_size = check_at_least(batch_size, 4, "batch_size")
     jobs = check_at_least(jobs, 1, "jobs")
     place = device_of(device)
-    options = {"batch_size": batch_size, "train_fraction": train_fraction}
+    options = {"batch_size": batch_size, "train_fraction": train_fraction, "metric": metric}
     options |= _options_of(
         task_class,
         semantic=semantic,
@@ -196,8 +211,12 @@ def compare(
         image_features=image_features,
         finetune=finetune,
         target=target,
+        group=group,
         text=text,
         predictors=predictors,
+        scorer=scorer,
+        transform=transform,
+        folds=folds,
     )
     path = None if data is None else str(user_path(data))
     load_task.cache_clear()  # by now the path may hold other data than in a comparison before
@@ -210,9 +229,11 @@ def compare(
             losses.remove(loss)
             if not losses:
                 raise ValueError(f"`data` must have what the losses need, got {loaded.data_name}. They need {lacking}.")
+    if metric is not None and metric not in loaded.evaluate(loaded.model(), "val").metrics:
+        raise ValueError(f"`metric` must be one that the validation split of {loaded.data_name} has, got {metric!r}.")
     folder = user_path(out)
     origin = {"task": task, "data": loaded.data_name, "batch_size": batch_size, **asdict(length), "init": None}
-    origin["search_seeds"] = search_seeds
+    origin |= {"search_seeds": search_seeds, "metric": metric}
     start = None if init is None else str(user_path(init))
     if start is not None:
         load_encoder(loaded.model(), start)  # another task's encoder raises here
@@ -245,7 +266,7 @@ def compare(
     with sole_comparison(folder):
         _claim(folder, origin, losses, trials, {"sorters": sorters, "sources": sources}, data_checksum)
         searched = None if search_seeds is None else seeds[:search_seeds]
-        return Schedule(folder, task_class.primary_metric, work, searched, on_run).run(jobs, on_start)
+        return Schedule(folder, loaded.metric, work, searched, on_run).run(jobs, on_start)
 
 
 def _stages(loss: str) -> list[str]:
@@ -281,6 +302,10 @@ _OPTIONS = {
     "image_features": "images",
     "finetune": "images",
     "target": "table of columns",
+    "group": "groups",
+    "scorer": "groups",
+    "transform": "groups",
+    "folds": "groups",
     "text": "table of columns",
     "predictors": "table of columns",
 }

@@ -27,6 +27,7 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
+import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping
@@ -42,6 +43,7 @@ from sodeep._core.checks import describe, user_path
 from sodeep._core.extras import check_installed
 from sodeep._core.search import Choice, Range, Ranges, default_settings
 from sodeep.checkpoint.format import list_sorters, load_sorter
+from sodeep.datasets.tables import alike
 from sodeep.ranks import RankFunction, blackbox_rank, laplace_rank, sigmoid_rank, straight_through, with_width
 from sodeep.tasks import TASKS
 from sodeep.tasks.base import Loss, Task
@@ -51,6 +53,7 @@ CALL_SIGNATURES = {
     "ranks": "loss(scores (n,), ranks of the target among those of the training split (n,))",
     "normal-scores": "loss(scores (n,), normal scores of the target (n,))",
     "relevant": "loss(scores (Q, N), relevant (Q, N) bool)",
+    "graded": "loss(scores (Q, N), relevance (Q, N), where=mask of the items (Q, N))",
     "semantic": "loss(scores (Q, N), graded relevance (Q, N))",
     "embeddings": "loss(embeddings (n, d), labels (n,))",
 }
@@ -149,6 +152,9 @@ _TAU = Range(0.002, 0.2, 0.01)
 
 _BINS = Range(5, 50, 20, whole=True)
 
+_SCALE = Range(0.1, 10, 1.0)
+"""Temperature of scores that have no bounds."""
+
 _MARGIN = Range(0.02, 1.0, 0.2)
 
 _TEMPERATURE = Range(0.02, 0.5, 0.1)
@@ -164,6 +170,18 @@ LOSSES: dict[str, LossSpec] = {
     "l1": LossSpec(nn.L1Loss, signature="target"),
     "huber": LossSpec(nn.HuberLoss, {"delta": Range(0.1, 3, 1.0)}, signature="target"),
     "pearson": LossSpec(lambda: _one_minus_pearson, signature="target"),
+    # lists
+    "ranknet": LossSpec(losses_.RankNetLoss, {"temperature": _SCALE}, signature="target"),
+    "listmle": LossSpec(losses_.ListMLELoss, {"temperature": _SCALE}, signature="target"),
+    "lambdarank": LossSpec(
+        losses_.LambdaRankLoss,
+        {"temperature": _SCALE, "form": Choice(("lambdarank", "ndcg2", "ndcg2++"))},
+        signature="graded",
+    ),
+    "listnet": LossSpec(
+        losses_.ListNetLoss, {"temperature": _SCALE, "target_temperature": Range(0.1, 3, 1.0)}, signature="graded"
+    ),
+    "softmax": LossSpec(losses_.SoftmaxLoss, {"temperature": _SCALE}, signature="graded"),
     # classification of every item
     "bce": LossSpec(lambda: _bce),
     "hinge": LossSpec(lambda: _hinge),
@@ -205,6 +223,10 @@ RANK_LOSSES: dict[str, LossSpec] = {
     "spearman": LossSpec(losses_.SpearmanLoss, {"value_weight": Range(0.003, 3.0, 0.1, zero=True)}, signature="target"),
     "map": LossSpec(losses_.MAPLoss, {"form": Choice(("ap", "rank_sum"))}),
     "recall": LossSpec(losses_.RecallLoss, {"margin": _MARGIN}),
+    "ndcg": LossSpec(losses_.NDCGLoss, {"k": Choice((None, 5, 10))}, signature="graded"),
+    "reciprocal-rank": LossSpec(losses_.ReciprocalRankLoss),
+    "precision-at-k": LossSpec(losses_.PrecisionAtKLoss, {"k": Choice((10, 5, 1))}),
+    "kendall": LossSpec(losses_.KendallLoss, {"tau": Range(0.01, 1.0, 0.05)}, signature="target"),
 }
 """Losses on a rank function, written LOSS:RANK."""
 
@@ -252,6 +274,7 @@ PEERS: dict[str, tuple[str, LossSpec]] = {
             signature="target",
         ),
     ),
+    "lightgbm": ("lightgbm", LossSpec(_no_loss, method="lightgbm")),
     **{
         name: ("pytorch_metric_learning", LossSpec(_metric_learning(class_name), ranges, signature="embeddings"))
         for name, class_name, ranges in (
@@ -310,17 +333,18 @@ def loss_by_name(name: str) -> LossSpec:
     """
     start, last = stages_of(name)
     if start:
-        spec = loss_by_name(last)
-        loss_by_name(start)
-        for stage in (start, last):
-            if stage in METHODS:
+        stages = {stage: loss_by_name(stage) for stage in (start, last)}
+        for stage, spec in stages.items():
+            if spec.method:
                 raise ValueError(f"`loss` must be a schedule of losses, got {name!r}. {stage} takes no steps.")
-        return replace(spec, start=start)
+        return replace(stages[last], start=start)
     names = terms_of(name)
     if len(names) > 1:
-        for part in set(names) & METHODS.keys():
-            raise ValueError(f"`loss` must be a sum of losses, got {name!r}. {part} takes no steps.")
-        return _sum_of(tuple(loss_by_name(part) for part in names))
+        parts = tuple(loss_by_name(part) for part in names)
+        for part, spec in zip(names, parts, strict=True):
+            if spec.method:
+                raise ValueError(f"`loss` must be a sum of losses, got {name!r}. {part} takes no steps.")
+        return _sum_of(parts)
     if name in LOSSES or name in METHODS:
         return {**LOSSES, **METHODS}[name]
     prefix, colon, rest = name.partition(":")
@@ -340,6 +364,10 @@ def loss_by_name(name: str) -> LossSpec:
         )
     if colon and prefix == "peer":
         return _peer(rest)
+    known = [*LOSSES, *METHODS, *(f"{rank_loss}:{rest}" for rank_loss in RANK_LOSSES if rest)]
+    near = None if colon and _is_module(prefix) else alike(name, known)
+    if near is not None:
+        raise ValueError(f"`loss` must be a name that sodeep compare --help lists, got {name!r}. Is it {near!r}?")
     if colon and prefix and rest:
         loss = _attribute(prefix, rest)
         ranges = _ranges_of(name, loss)
@@ -546,10 +574,21 @@ def _peer(name: str) -> LossSpec:
     return spec
 
 
-def _attribute(module: str, attribute: str) -> Any:
-    """An attribute of a module, which may lie in the current folder."""
+def _find_in_current_folder() -> None:
+    """Import from the current folder too."""
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
+
+
+def _is_module(name: str) -> bool:
+    """Whether there is a package or module of this name."""
+    _find_in_current_folder()
+    return importlib.util.find_spec(name.partition(".")[0] or "_") is not None
+
+
+def _attribute(module: str, attribute: str) -> Any:
+    """An attribute of a module, which may lie in the current folder."""
+    _find_in_current_folder()
     try:
         result = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
     except ModuleNotFoundError as error:

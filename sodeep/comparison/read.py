@@ -39,8 +39,8 @@ class Comparison:
 
     @property
     def primary_metric(self) -> str:
-        """The first metric of the task; "" where no run was finished."""
-        return next(iter(self.summary.metrics), "")
+        """What settings were chosen by; "" where no run was finished."""
+        return self.origin.get("metric") or next(iter(self.summary.metrics), "")
 
     @functools.cached_property
     def tested(self) -> dict[str, list[Run]]:

@@ -355,7 +355,7 @@ class Training:
             self.curves.setdefault("loss/train", []).append((step, loss))
         for name, value in metrics.items():
             self.curves.setdefault(f"val/{name}", []).append((step, value))
-        return or_lowest(metrics[self.task.primary_metric])
+        return or_lowest(metrics[self.task.metric])
 
     def step(self, step: int, batch: Any) -> float:
         """One optimizer step on a batch; the value of the loss before it."""

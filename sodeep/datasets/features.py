@@ -19,6 +19,7 @@ FEATURES: Mapping[str, tuple[str, ...]] = {
     "cross-modal": ("images", "captions", "image_of_caption"),
     "memorability": ("features", "scores"),
     "multi-label": ("features", "labels"),
+    "ranking": ("features", "relevance", "group"),
 }
 """Task -> the arrays that each split of its npz has."""
 
@@ -38,6 +39,7 @@ def read_features(path: StrPath, task: str) -> dict[str, dict[str, Array]]:
     | cross-modal | images (n, d), captions (m, e), image_of_caption (m,) row of each caption's image |
     | memorability | features (n, d), scores (n,) |
     | multi-label | features (n, d), labels (n, c) of 0 and 1 |
+    | ranking | features (n, d), relevance (n,) 0 or more, group (n,) numbers or strings |
 
     Cross-modal images may have graded relevance too: codes (n, c) of 0 and 1, such as keywords, or labels (n,), the
     class of each.
@@ -120,19 +122,21 @@ def feature_array(task: str, name: str, array: Array, wrong: Callable[[str], Val
     if content in ("features", "images", "captions"):
         if array.ndim != 2 or array.dtype.kind not in "fiub":
             raise wrong(f"{name} of shape {array.shape} and type {array.dtype}, not numbers (n, d)")
-    elif content == "scores" and (array.ndim != 1 or array.dtype.kind not in "fiu"):
+    elif content in ("scores", "relevance") and (array.ndim != 1 or array.dtype.kind not in "fiu"):
         raise wrong(f"{name} of shape {array.shape} and type {array.dtype}, not numbers (n,)")
     elif content == "image_of_caption" and (array.ndim != 1 or array.dtype.kind not in "iu"):
         raise wrong(f"{name} of shape {array.shape} and type {array.dtype}, not whole numbers (m,)")
     elif content == "codes" and array.ndim != 2:
         raise wrong(f"{name} of shape {array.shape}, not (n, c)")
+    elif content == "group" and (array.ndim != 1 or array.dtype.kind not in "fiuUS"):
+        raise wrong(f"{name} of shape {array.shape} and type {array.dtype}, not numbers or strings (n,)")
     elif content == "labels" and (task == "multi-label") != (array.ndim == 2):
         raise wrong(f"{name} of shape {array.shape}, not {'(n, c)' if task == 'multi-label' else '(n,)'}")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise wrong(f"{int((~np.isfinite(array)).sum())} values of {name} are NaN or infinite")
     if (content == "codes" or (task == "multi-label" and content == "labels")) and not np.isin(array, (0, 1)).all():
         raise wrong(f"{name} holds more than 0 and 1")
-    if content in ("features", "images", "captions", "scores") and array.dtype != np.float64:
+    if content in ("features", "images", "captions", "scores", "relevance") and array.dtype != np.float64:
         return array.astype(np.float32)
     return array
 

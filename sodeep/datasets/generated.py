@@ -6,7 +6,7 @@ import numpy as np
 from scipy.special import expit
 
 from sodeep._core.extras import check_installed, needed
-from sodeep.datasets.types import CrossModalData, MemorabilityData, MultiLabelData, RetrievalData
+from sodeep.datasets.types import CrossModalData, MemorabilityData, MultiLabelData, RankingData, RetrievalData
 
 
 def characters(seed: int, classes: int = 150, each: int = 12, size: int = 14) -> RetrievalData:
@@ -97,6 +97,24 @@ def noisy_scores(seed: int, n: int = 2000, d: int = 16) -> MemorabilityData:
     noise = rng.normal(size=n) * np.where(rng.random(n) < 0.1, 4.0, 0.7)
     target = 1 / (1 + np.exp(-2 * (signal + noise)))
     return MemorabilityData("synthetic memorability (generated, no real data)", target, features=features)
+
+
+def queries(seed: int, groups: int = 300, d: int = 20) -> RankingData:
+    """Generated queries of 8 to 30 documents, with grades 0 to 4 relative to the others of the query.
+
+    The features tell how easy a query is, too, and easy ones have higher grades throughout: a model that learns the
+    grades learns that first, though it orders nothing.
+    """
+    rng = np.random.default_rng([seed, 11])
+    group = np.repeat(np.arange(groups), rng.integers(8, 31, groups))
+    ease = rng.uniform(-1, 1, groups)[group]
+    features = rng.normal(size=(len(group), d))
+    features[:, :3] += ease[:, None]
+    direction, bend = rng.normal(size=(2, d)) / np.sqrt(d)
+    direction[:3] = bend[:3] = 0
+    signal = features @ direction + np.sin(2 * features @ bend) + rng.normal(0, 0.8, len(group))
+    relevance = np.searchsorted([0.2, 1.0, 1.7, 2.4], signal + ease, side="right")
+    return RankingData("synthetic queries (generated, no real data)", features, relevance.astype(np.float64), group)
 
 
 def topics(seed: int) -> MultiLabelData:

@@ -13,7 +13,7 @@ import numpy as np
 from sodeep._core.checks import check_choice, user_path
 from sodeep.datasets.features import features_layout
 from sodeep.datasets.layouts import FolderLayout, Layout, StrPath
-from sodeep.datasets.tables import Table, alike, column_names, read_csv, read_text
+from sodeep.datasets.tables import Table, alike, column_names, read_csv, read_text, split_column
 from sodeep.datasets.types import Array, MemorabilityData
 
 
@@ -76,7 +76,7 @@ def read_table(
             raise ValueError(f"`{argument}` must be in '{path}', got {name!r} for {table.description}.{hint}")
     score = target or "score"
     text = "text" if text is None and "text" in table.names and score != "text" else text
-    split = _table_split(table) if "split" not in named else None
+    split = split_column(table) if "split" not in named else None
     taken = {score, text, "split" if split is not None else None}
     features = [name for name in table.names if name not in taken] if predictors is None else list(predictors)
     if score in features:
@@ -99,24 +99,6 @@ def read_table(
         )
     numbers = np.array([table.numbers(name, remedy) for name in features], dtype=np.float32).T if features else None
     return ScoredTable(scores, numbers, features, None if text is None else table.texts(text), split)
-
-
-_SPLIT_NAMES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val",
-                "test": "test"}  # fmt: skip
-
-
-def _table_split(table: Table) -> Array | None:
-    """The column "split", if it is one: with other content it is a column like others."""
-    cells = [cell.strip().casefold() for cell in table.texts("split")] if "split" in table.names else []
-    if not any(cell in _SPLIT_NAMES for cell in cells):
-        return None
-    for place, cell in zip(table.places, cells, strict=True):
-        if cell not in _SPLIT_NAMES:
-            raise ValueError(
-                f"`path` must have train, val or test in each row of split, got {cell!r} in row {place} of "
-                f"'{table.path}'."
-            )
-    return np.array([_SPLIT_NAMES[cell] for cell in cells])
 
 
 def table_data(
@@ -200,7 +182,7 @@ def read_mediaeval(
     scores = numbers(column)
     counts = f"nb_{term}-term_annotations"
     annotations = [int(count) for count in numbers(counts)] if counts in table.names else None
-    split = _table_split(table)
+    split = split_column(table)
     if captions is None:
         described = _descriptions(table) if _described(table.names) else None
         return ScoredItems(names, scores, annotations, described, split)

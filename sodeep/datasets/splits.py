@@ -45,11 +45,43 @@ def with_validation(split: Array, seed: int, fraction: float = 0.15) -> Array:
     return np.where(np.isin(np.arange(len(split)), chosen), "val", split)
 
 
-def with_train_fraction(split: Array, seed: int, fraction: float) -> Array:
+def split_of_groups(split: Array | None, group: Array, seed: int, folds: int | None = None) -> Array:
+    """The split given for items (N,), with groups of "train" drawn for "val" where it has none; or groups drawn.
+
+    With `folds`, the groups are dealt to so many: see `RankingData`.
+
+    Raises:
+        ValueError: a group is in two splits, or there are fewer groups than folds.
+    """
+    ids, first, row = np.unique(group, return_index=True, return_inverse=True)
+    row = row.reshape(-1)
+    if split is not None:
+        of_group = np.asarray(split)[first]
+        apart = np.flatnonzero(of_group[row] != split)
+        if len(apart):
+            i = apart[0]
+            raise ValueError(
+                f"`group` must be in one split, got {ids[row[i]]} in {str(of_group[row[i]])!r} and {str(split[i])!r}. "
+                "Give the groups of each split ids of their own."
+            )
+        return with_validation(of_group, seed)[row]
+    if folds is None:
+        return drawn_split(len(ids), seed)[row]
+    if folds > len(ids):
+        raise ValueError(f"`folds` must be at most the number of groups, {len(ids)}, got {folds}.")
+    fold = np.random.default_rng([seed // folds, 10]).permutation(len(ids)) % folds
+    test = seed % folds
+    return np.select([fold == test, fold == (test + 1) % folds], ["test", "val"], "train")[row]
+
+
+def with_train_fraction(split: Array, seed: int, fraction: float, group: Array | None = None) -> Array:
     """The split with a fraction of "train" left, drawn with the seed; the rest are in no split, "".
 
-    Of one seed, a smaller fraction is part of a larger one.
+    Of one seed, a smaller fraction is part of a larger one. With `group`, ids (N,), it is a fraction of the groups.
     """
+    if group is not None:
+        _, first, row = np.unique(group, return_index=True, return_inverse=True)
+        return with_train_fraction(split[first], seed, fraction)[row.reshape(-1)]
     train = np.flatnonzero(split == "train")
     spare = np.random.default_rng([seed, 7]).permutation(train)[round(fraction * len(train)) :]
     return np.where(np.isin(np.arange(len(split)), spare), "", split)

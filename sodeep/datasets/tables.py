@@ -18,6 +18,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
+from sodeep._core.arrays import Array
+
 _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
@@ -112,6 +116,28 @@ def read_csv(path: Path, wanted: Collection[str] = ()) -> Table:
                 f"{place}.{hint}"
             )
     return Table(path, names, rows[1:], places[1:], separator)
+
+
+SPLIT_NAMES = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "vali", "valid", "validation", "dev"), "val"),
+    "test": "test",
+}
+"""How the splits are called in columns and in names of files."""
+
+
+def split_column(table: Table) -> Array | None:
+    """The column "split", if it is one: with other content it is a column like others."""
+    cells = [cell.strip().casefold() for cell in table.texts("split")] if "split" in table.names else []
+    if not any(cell in SPLIT_NAMES for cell in cells):
+        return None
+    for place, cell in zip(table.places, cells, strict=True):
+        if cell not in SPLIT_NAMES:
+            raise ValueError(
+                f"`path` must have train, val or test in each row of split, got {cell!r} in row {place} of "
+                f"'{table.path}'."
+            )
+    return np.array([SPLIT_NAMES[cell] for cell in cells])
 
 
 def column_names(path: Path, wanted: Collection[str] = ()) -> tuple[list[str], str]:

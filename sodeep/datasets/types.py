@@ -121,6 +121,29 @@ class MultiLabelData:
     files: Sequence[Source] | None = None
 
 
+@dataclass(frozen=True)
+class RankingData:
+    """Items in groups: the documents of a query, the items shown to a user. Only the order within a group counts.
+
+    Attributes:
+        name: in reports.
+        features: floating point (N, d).
+        relevance: (N,) floating point, 0 or more, 0 = not relevant.
+        group: (N,) of any kind, the group of each item; its items need not stand together.
+        split: (N,), "train", "val" or "test", one for all items of a group; None: groups are drawn with the seed,
+            60 : 20 : 20, or dealt to `folds`.
+        folds: how many: with seed s, fold s % folds is the test and the next one the validation split, of groups dealt
+            with s // folds, so that `folds` seeds in a row are one cross-validation.
+    """
+
+    name: str
+    features: Array
+    relevance: Array
+    group: Array
+    split: Array | None = None
+    folds: int | None = None
+
+
 class Data(Protocol):
     """Data of any task: a dataclass that has a name."""
 
@@ -142,5 +165,6 @@ def checksum(data: Data) -> int:
             crc = zlib.crc32(f"{part.name} {value.dtype} {value.shape}".encode(), crc)
             crc = zlib.crc32(value.tobytes(), crc)
         elif value is not None:
-            crc = zlib.crc32(f"{part.name} {json.dumps(list(value))}".encode(), crc)
+            text = json.dumps(value if isinstance(value, int) else list(value))
+            crc = zlib.crc32(f"{part.name} {text}".encode(), crc)
     return crc

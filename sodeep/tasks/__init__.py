@@ -6,6 +6,7 @@ A task is data, a small encoder, a step that applies a loss, and exact evaluatio
 * ``cross-modal``: images retrieve their captions and captions their images.
 * ``memorability``: regression of a score, evaluated by Spearman's correlation.
 * ``multi-label``: every label ranks the examples, evaluated by mean average precision.
+* ``ranking``: items in groups, each ordered by graded relevance, evaluated by nDCG.
 * ``toy``: points of two classes and a linear scorer, compared with a linear support vector machine.
 
 Import from here: the tasks, the data classes they are made of, and what a task of your own needs (`Task`,
@@ -20,11 +21,12 @@ the tasks with losses. A further task is a subclass of `Task` in a module of its
 from __future__ import annotations
 
 from sodeep.datasets.layouts import Layout, read_data
-from sodeep.datasets.types import Array, CrossModalData, MemorabilityData, MultiLabelData, RetrievalData
+from sodeep.datasets.types import Array, CrossModalData, MemorabilityData, MultiLabelData, RankingData, RetrievalData
 from sodeep.tasks.base import BATCH_SIZE, Loss, Task, TaskMetrics
 from sodeep.tasks.cross_modal import CrossModal
 from sodeep.tasks.memorability import Memorability
 from sodeep.tasks.multi_label import MultiLabel
+from sodeep.tasks.ranking import Ranking
 from sodeep.tasks.retrieval import Retrieval
 from sodeep.tasks.toy import Toy
 
@@ -33,6 +35,7 @@ TASKS: dict[str, type[Task]] = {
     "cross-modal": CrossModal,
     "memorability": Memorability,
     "multi-label": MultiLabel,
+    "ranking": Ranking,
     "toy": Toy,
 }
 """The tasks by name."""
@@ -49,6 +52,8 @@ __all__ = [
     "MemorabilityData",
     "MultiLabel",
     "MultiLabelData",
+    "Ranking",
+    "RankingData",
     "Retrieval",
     "RetrievalData",
     "Task",

@@ -52,7 +52,8 @@ class Task(ABC):
     metrics: ClassVar[dict[str, bool]]
     """Every metric `evaluate` may give, most important first -> whether higher is better."""
     primary_metric: ClassVar[str]
-    """The metric that settings are chosen by, on the validation split; higher is better."""
+    """The metric that settings are chosen by, on the validation split, unless the user says another; higher is
+    better."""
     baseline: ClassVar[str]
     """The loss that others are compared with, unless the user says another."""
     losses: ClassVar[tuple[str, ...]]
@@ -82,21 +83,33 @@ class Task(ABC):
     epsilon: ClassVar[float] = 1e-8
     """Of AdamW, on gradients scaled to norm 1; entries far below it are not blown up."""
 
+    metric: str
+    """The one they are chosen by. `evaluate` gives it for every split."""
     data_name: str
     """The data in reports. It names the options that change them (a fraction of the training split, say), so that runs
     on different data are not mixed."""
     checksum: int
     """Of the data before they are split."""
 
-    def __init__(self, data: Data, seed: int = 0, *, batch_size: int = BATCH_SIZE, train_fraction: float = 1.0) -> None:
+    def __init__(
+        self,
+        data: Data,
+        seed: int = 0,
+        *,
+        batch_size: int = BATCH_SIZE,
+        train_fraction: float = 1.0,
+        metric: str | None = None,
+    ) -> None:
         check_at_least(batch_size, 4, "batch_size")
+        rising = [name for name, higher in self.metrics.items() if higher]
+        self.metric = check_choice(self.primary_metric if metric is None else metric, rising, "metric")
         if not isinstance(train_fraction, (int, float)) or not 0 < train_fraction <= 1:
             raise ValueError(f"`train_fraction` must be a number above 0, up to 1, got {describe(train_fraction)}.")
         self.data_name = (
             data.name if train_fraction == 1 else f"{data.name}, {train_fraction:.4g} of the training split"
         )
         self.checksum = checksum(data)
-        split = with_train_fraction(self.split_of(data, seed), seed, train_fraction)
+        split = with_train_fraction(self.split_of(data, seed), seed, train_fraction, self.groups_of(data))
         self.index = indices_of(split, self.may_lack_training)
         self.seed = seed
         self.batch_size = min(batch_size, len(self.index["train"]))
@@ -108,8 +121,8 @@ class Task(ABC):
         Args:
             data: a file or folder in one of the `layouts`; None: those of `generated`.
             seed: of all that is drawn: the split, where the data have none, and the batches.
-            **options: `batch_size`, `train_fraction` (the fraction of the training split that is trained on), and what
-                `options` names.
+            **options: `batch_size`, `train_fraction` (the fraction of the training split that is trained on), `metric`
+                (what settings are chosen by, one of `metrics` of which higher is better), and what `options` names.
 
         Raises:
             FileNotFoundError: `data` does not exist.
@@ -138,6 +151,11 @@ class Task(ABC):
     @abstractmethod
     def split_of(cls, data: Any, seed: int) -> Array:
         """The split of every item, "train", "val" or "test"; what the data do not give is drawn with the seed."""
+
+    @classmethod
+    def groups_of(cls, data: Any) -> Array | None:
+        """An id for each item, (N,), where items of one id belong together in a split; None: each is alone."""
+        return None
 
     def to(self, device: torch.device) -> None:
         """Move there what steps and evaluations read."""

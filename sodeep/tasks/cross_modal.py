@@ -71,9 +71,9 @@ class CrossModal(Task):
     Metrics, "i2t" from images to captions and "t2i" back: R@k, the hit rates among the first 1, 5 and 10; the median
     rank of the first right one; ASP, how well the order agrees with that of the semantic scores (Li et al., NeurIPS
     2022), "ASP" by overlap and "ASP cider" and so on by captions; PMRP (plausible matches are those whose codes differ
-    in at most 0, 1, 2 places; Chun et al., CVPR 2021). ASP and PMRP are of the test split alone, and left out where
-    there are no codes, or no texts. "R@1 mean" is that of both ways. "ASP mean" is not the mean of three ASP, but that
-    by the mean of the three scores, as in the paper.
+    in at most 0, 1, 2 places; Chun et al., CVPR 2021). ASP and PMRP are of the test split alone, unless settings are
+    chosen by one of them, and left out where there are no codes, or no texts. "R@1 mean" is that of both ways. "ASP
+    mean" is not the mean of three ASP, but that by the mean of the three scores, as in the paper.
 
     With `fold_size` there is a second value of each, "i2t R@1 in folds" and so on: the test images are cut, in their
     order, into folds of that size, the images and captions of a fold are searched by each other alone, and the value
@@ -328,6 +328,8 @@ class CrossModal(Task):
     ) -> tuple[dict[str, float], dict[str, Tensor]]:
         """The metrics of images of a split and their captions, searched by each other; and the ranks of `_details`."""
         relevant = self._relevance(images, captions)
+        # the costly ones would take longer than the steps between two looks at the validation split
+        whole = split == "test" or self.metric.split()[1] in ("ASP", "PMRP")
         back = scores.T.contiguous()
         values: dict[str, float] = {}
         ranks = {}
@@ -335,13 +337,12 @@ class CrossModal(Task):
             values |= {f"{way} R@{k}": metrics.hit_rate_at_k(s, r, k=k).mean().item() for k in (1, 5, 10)}
             ranks[way] = metrics.median_rank(s, r)
             values[f"{way} median rank"] = ranks[way].median().item()
-            if self.codes is not None and split == "test":
+            if self.codes is not None and whole:
                 rows, columns = (images, self.owner[captions]) if way == "i2t" else (self.owner[captions], images)
                 values[f"{way} PMRP"] = metrics.pmrp(s, self.codes[rows], self.codes[columns]).nanmean().item()
         index = self.index[split].to(images.device)
         place, place_of_owner = torch.searchsorted(index, images), torch.searchsorted(index, self.owner[captions])
-        # on the validation split they would take longer than the steps between two looks at it
-        for name in (name for name in self.semantics if name in _ASP and split == "test"):
+        for name in (name for name in self.semantics if name in _ASP and whole):
             graded = torch.maximum(self._table(name, split)[place][:, place_of_owner], relevant.float())
             values[f"i2t {_ASP[name]}"] = metrics.asp(scores, graded).mean().item()
             values[f"t2i {_ASP[name]}"] = metrics.asp(back, graded.T.contiguous()).mean().item()

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sodeep._core.search import Range
+from sodeep.groups import Groups
 
 
 class ImageEncoder(nn.Module):
@@ -90,6 +91,39 @@ class FeatureNet(nn.Module):
         x = (features - self.mean) * self.scale
         vectors: Tensor = self.linear(x)
         return vectors if self.net is None else vectors + self.net(x)
+
+
+class ListNet(nn.Module):
+    """A score for each item that depends on the others of its list: self-attention over the items, without positions.
+
+    The order in which the items of a list are given does not matter.
+
+    Args:
+        features: (N, d) of the training split, for their mean and standard deviation.
+        hidden: width of the vectors of items.
+        dropout: of the vectors, and in the attention.
+
+    Returns:
+        (B, 1), of floating point (B, d) and the `Groups` of the B items.
+
+    References:
+        Pang et al. SetRank: Learning a Permutation-Invariant Ranking Model for Information Retrieval. SIGIR 2020.
+    """
+
+    def __init__(self, features: Tensor, hidden: int = 64, dropout: float = 0.2) -> None:
+        super().__init__()
+        self.items = FeatureNet(features, hidden, hidden, dropout)
+        self.attention = nn.TransformerEncoderLayer(
+            hidden, nhead=4, dim_feedforward=2 * hidden, dropout=dropout, batch_first=True, norm_first=True
+        )
+        self.head = nn.Linear(hidden, 1)
+
+    def forward(self, features: Tensor, groups: Groups) -> Tensor:
+        """The scores of items."""
+        vectors = groups.pad(self.items(features))
+        seen = self.attention(vectors, src_key_padding_mask=~groups.where.to(vectors.device))
+        scores: Tensor = self.head(groups.unpad(seen))
+        return scores
 
 
 class AsGiven(nn.Module):

@@ -1052,6 +1052,11 @@ def features_of(task, splits=("train", "test")):
         },
         "memorability": {"features": rng.integers(0, 9, (6, 3)), "scores": rng.random(6)},
         "multi-label": {"features": rng.random((6, 3)), "labels": rng.random((6, 2)) < 0.5},
+        "ranking": {
+            "features": rng.random((6, 3)),
+            "relevance": rng.integers(0, 5, 6).astype(float),
+            "group": np.array(list("aabbcc")),
+        },
     }
     return {f"{split}_{name}": array for split in splits for name, array in by_task[task].items()}
 
@@ -1136,8 +1141,8 @@ def test_features_errors(tmp_path):
     assert message(read_features, path, "retrieval") == f"`path` must be {expected}, got '{path}': a single array."
     path.write_text("<html>")
     assert "`path` must be" in message(read_features, path, "retrieval")
-    assert message(read_features, path, "ranking") == (
-        "`task` must be one of retrieval, cross-modal, memorability, multi-label, got 'ranking'."
+    assert message(read_features, path, "ordering") == (
+        "`task` must be one of retrieval, cross-modal, memorability, multi-label, ranking, got 'ordering'."
     )
 
 

@@ -69,8 +69,13 @@ def test_splits_are_apart_and_made_by_the_seed(task):
 
 def test_a_share_of_the_training_split(task):
     half, most = (TASKS[task.name].load(seed=0, train_fraction=fraction) for fraction in (0.5, 0.8))
+
+    def size(of):  # in groups, where there are some
+        train = of.index["train"].numpy()
+        return len(np.unique(of.group[train])) if task.name == "ranking" else len(train)
+
     for less, fraction in ((half, 0.5), (most, 0.8)):
-        assert len(less.index["train"]) == round(fraction * len(task.index["train"]))
+        assert size(less) == round(fraction * size(task))
         assert less.data_name.startswith(task.data_name.split(",")[0])
         assert f", {fraction} of the training split" in less.data_name
         for split in ("val", "test"):
@@ -94,7 +99,7 @@ def test_batches_are_of_the_training_split(task):
     for batch in task.batches(3):
         items = batch if batch.ndim == 1 else batch[:, 0]
         assert set(items.tolist()) <= train
-        assert len(items) == task.batch_size
+        assert len(items) == task.batch_size or (task.name == "ranking" and len(items) < task.batch_size)
 
 
 def test_defaults_fit_the_task(task):
@@ -113,6 +118,7 @@ def test_every_form_reaches_every_weight_of_the_encoder(task):
         **dict.fromkeys(("target", "ranks", "normal-scores"), torch.nn.MSELoss()),
         "relevant": sodeep.MAPLoss(sodeep.laplace_rank),
         "semantic": sodeep.ASPLoss(),
+        "graded": sodeep.SoftmaxLoss(),
         "embeddings": sodeep.EmbeddingLoss(sodeep.SmoothAPLoss()),
     }
     apply = task.forward(model, batch)
@@ -1018,10 +1024,12 @@ def test_such_a_loss_gets_embeddings_and_labels(theirs):
 
 def test_unknown_names_name_the_choices():
     for name, pattern in {
-        "smoothap": r"^`loss` must be one of mse, .*smooth-ap, .*spearman:RANK, map:RANK, recall:RANK with RANK "
+        "nonsense": r"^`loss` must be one of mse, .*smooth-ap, .*spearman:RANK, map:RANK, recall:RANK, .* with RANK "
         r"one of laplace, sigmoid, blackbox.*, a sorter file or module:attribute; peer:torchsort, .*; module:attribute "
-        r"for your own; A\+B; or A,B, got 'smoothap'\.$",
-        "bce+smoothap": r"^`loss` must be one of .*, got 'smoothap'\.$",
+        r"for your own; A\+B; or A,B, got 'nonsense'\.$",
+        "smoothap": r"^`loss` must be a name that sodeep compare --help lists, got 'smoothap'\. Is it 'smooth-ap'\?$",
+        "bce+smoothap": r"^`loss` must be a name that .* lists, got 'smoothap'\. Is it 'smooth-ap'\?$",
+        "spearmann:laplace": r"^`loss` must be .*, got 'spearmann:laplace'\. Is it 'spearman:laplace'\?$",
         "map:quick": r"^`loss` must have a rank function after the colon: laplace, sigmoid, blackbox.*, a sorter file "
         r"\(\.safetensors\) or module:attribute, got 'quick'\.$",
         **{
@@ -1056,7 +1064,8 @@ def test_a_peer_that_is_not_installed_says_what_to_install(monkeypatch):
 
 def test_peers_have_settings_too():
     for _, loss in PEERS.values():
-        assert len(trial_settings(loss.all_ranges(TASKS["retrieval"]), trials=4)) == 4
+        task = TASKS["ranking" if loss.method else "retrieval"]
+        assert len(trial_settings(loss.all_ranges(task), trials=4)) == 4
 
 
 def test_hinge_and_bce_against_torch():
