@@ -404,7 +404,11 @@ def test_a_rank_function_may_bring_its_own_width():
     assert with_width(Own(), 3).keywords == {"tau": 3.0}
 
 
-@pytest.mark.parametrize("rank_fn", [exact_rank, functools.partial(laplace_rank, tau=1.0), nn.Identity()], ids=repr)
+@pytest.mark.parametrize(
+    "rank_fn",
+    [exact_rank, functools.partial(laplace_rank, tau=1.0), nn.Identity()],
+    ids=["function", "partial", "module"],
+)
 def test_a_rank_function_without_a_width_is_refused(rank_fn):
     for function in (rank_fn, straight_through(rank_fn)):
         message = (

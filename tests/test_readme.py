@@ -12,7 +12,9 @@ import click
 import pytest
 
 import sodeep
+from sodeep._core.search import Choice
 from sodeep.cli.group import main
+from sodeep.comparison.losses_by_name import LOSSES, METHODS, PEERS, RANK_LOSSES, WIDTH
 from sodeep.tasks import TASKS
 
 ROOT = Path(__file__).parents[1]
@@ -122,6 +124,34 @@ def test_every_loss_is_in_the_guide():
 def test_every_metric_is_in_the_readme():
     row = re.search(r"^\| exact metrics \|(.*)\|$", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert sorted(re.findall(r"`(\w+)`", row[1])) == sorted({*sodeep.metrics.__all__} - {"UndefinedMetricWarning"})
+
+
+def searched_text(ranges):
+    return "; ".join(
+        f"{name} {' or '.join(map(str, values.values))}"
+        if isinstance(values, Choice)
+        else f"{name} {values.low:g} to {values.high:g}" + ", or 0" * values.zero
+        for name, values in ranges.items()
+    )
+
+
+def test_ranges_are_those_of_the_docs():
+    specs = {
+        **LOSSES,
+        **{f"{name}:RANK": spec for name, spec in RANK_LOSSES.items()},
+        **{f"peer:{name}": spec for name, (_, spec) in PEERS.items()},
+        **METHODS,
+    }
+    by_ranges = {}
+    for name, spec in specs.items():
+        tasks = [task for task in TASKS.values() if spec.method in task.methods] if spec.method else [TASKS["toy"]]
+        ranges = spec.all_ranges(tasks[0]) if spec.method else spec.ranges
+        if ranges:
+            by_ranges.setdefault(searched_text(ranges), []).append(f"`{name}`")
+    expected = [f"| {', '.join(names)} | {text} |" for text, names in by_ranges.items()]
+    expected.append(f"| RANK, where it has one | {searched_text({'width': WIDTH})} |")
+    lines = (ROOT / "docs/comparison.md").read_text().splitlines()
+    assert [line for line in expected if line not in lines] == []
 
 
 def test_tasks_are_trained_as_the_docs_say():

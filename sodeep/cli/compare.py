@@ -229,7 +229,7 @@ def compare(
 
     NAME is one of the losses listed below, those with peer: if their package is installed; my_module:MyLoss, your own;
     A+B, a sum whose weight is searched; A,B, first A, then B from the encoder that A trained; or without training:
-    untrained, raw (retrieval), ridge (all others but cross-modal).
+    untrained, raw (retrieval), ridge (all others but cross-modal), svm (toy).
 
     Your own loss is called like the others of the task, as loss(scores, relevant), for memorability loss(scores,
     target) and for ranking loss(scores, relevance, where=mask); in retrieval as loss(embeddings, labels) if its first

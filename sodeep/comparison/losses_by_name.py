@@ -214,9 +214,9 @@ def _no_loss() -> Loss:
     raise TypeError("A model without training steps has no loss.")
 
 
-METHODS: dict[str, LossSpec] = {name: LossSpec(_no_loss, method=name) for name in ("untrained", "raw", "ridge")}
+METHODS: dict[str, LossSpec] = {name: LossSpec(_no_loss, method=name) for name in ("untrained", "raw", "ridge", "svm")}
 """Models without training steps, each of the tasks that have it: the encoder as it is initialised, the inputs
-themselves, and a linear model in closed form."""
+themselves, a linear model in closed form, and a linear support vector machine."""
 
 RANK_LOSSES: dict[str, LossSpec] = {
     # values and ranks both, as the task has metrics of both
