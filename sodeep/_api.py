@@ -20,6 +20,7 @@ from sodeep.checkpoint.format import (
 from sodeep.checkpoint.sodeep2019 import import_sodeep2019 as import_sodeep2019
 from sodeep.distributed import drop_repeats as drop_repeats, gather as gather
 from sodeep.evaluation import optimization_score as optimization_score, rank_error as rank_error
+from sodeep.gallery import retrieval_metrics as retrieval_metrics
 from sodeep.generators import DEFAULT as DEFAULT, DISTRIBUTIONS as DISTRIBUTIONS, SODEEP2019 as SODEEP2019
 from sodeep.groups import (
     GroupBatchSampler as GroupBatchSampler,

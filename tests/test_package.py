@@ -33,6 +33,7 @@ ORDER = [
     "distributed",
     "multistage",
     "losses",
+    "gallery",
     "samplers",
     "_api",
     "datasets",

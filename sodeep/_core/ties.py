@@ -26,7 +26,7 @@ def tie_equal_rows(scores: Tensor, x: Tensor, y: Tensor) -> Tensor:
     repeated = None
     for axis, rows in enumerate((x, y)):
         if axis == 0 or y is not x:
-            repeated = _copies(rows.detach())
+            repeated = copies_of(rows.detach())
         if repeated is not None:
             copies, first = repeated
             with torch.no_grad():
@@ -34,7 +34,7 @@ def tie_equal_rows(scores: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return scores
 
 
-def _copies(rows: Tensor) -> tuple[Tensor, Tensor] | None:
+def copies_of(rows: Tensor) -> tuple[Tensor, Tensor] | None:
     """Rows that occur more than once (k,), and for each the first row equal to it (k,); None if there are none."""
     column = rows[:, 0]
     if column.device.type == "cpu":  # nearly always all differ in one place already, which numpy sees at once

@@ -59,7 +59,9 @@ class _Compare(click.Command):
 @click.option(
     "--seeds",
     type=click.IntRange(1),
-    help="How many seeds: 0, 1, ...  [default: 5; 10 on the embedded sets, which are small]",
+    default=5,
+    show_default=True,
+    help="How many seeds: 0, 1, ...",
 )
 @click.option(
     "--data",
@@ -78,8 +80,11 @@ class _Compare(click.Command):
 )
 @click.option(
     "--search-seeds",
-    type=click.IntRange(1),
-    help="How many of the seeds choose the settings, for all of them.  [default: each for itself]",
+    type=click.IntRange(0),
+    default=1,
+    show_default=True,
+    help="How many of the seeds, the first ones, choose the settings for all. 0: each for itself, at --trials times "
+    "the cost.",
 )
 @click.option(
     "--max-steps",
@@ -188,11 +193,11 @@ def compare(
     task: str,
     losses: tuple[str, ...],
     baseline: str | None,
-    seeds: int | None,
+    seeds: int,
     data: Path | None,
     out: Path | None,
     trials: int,
-    search_seeds: int | None,
+    search_seeds: int,
     max_steps: int | None,
     patience: int,
     validate_every: int | None,
@@ -261,9 +266,9 @@ def compare(
             names or None,
             out=out,
             data=data,
-            seeds=seeds or (5 if data else 10),
+            seeds=seeds,
             trials=trials,
-            search_seeds=search_seeds,
+            search_seeds=search_seeds or None,
             max_steps=max_steps,
             patience=patience or None,
             validate_every=validate_every,

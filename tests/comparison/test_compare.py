@@ -760,7 +760,8 @@ def test_options_on_captions_from_python_and_the_command_line(tmp_path):
     }
     assert {"i2t ASP mean", "i2t ASP mean in folds", "R@1 mean in folds"} <= set(runs[-1].metrics)
     given = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    result = run("cross-modal", "--loss", "asp", "--seeds", "1", "--max-steps", "12", "--out", str(tmp_path), *given)
+    given += ["--seeds=1", "--search-seeds=0", "--max-steps=12"]
+    result = run("cross-modal", "--loss", "asp", "--out", tmp_path, *given)
     assert result.exit_code == 0
     assert "i2t R@1 in folds" in result.output
     assert read_runs(tmp_path) == runs
@@ -899,7 +900,7 @@ def test_a_failed_setting_is_not_chosen(tmp_path, monkeypatch):
     [
         (
             {"task": "memory"},
-            "`task` must be one of retrieval, cross-modal, memorability, multi-label, toy, got 'memory'.",
+            "`task` must be one of retrieval, cross-modal, memorability, multi-label, ranking, toy, got 'memory'.",
         ),
         ({"losses": []}, "`losses` must name at least one loss, got none. None stands for mse, "),
         (
@@ -1245,13 +1246,15 @@ def test_one_process_for_each_core_unless_said_otherwise(tmp_path, monkeypatch):
     assert asked == [3, 8, 1, 3, 1, 2]
 
 
-def test_more_seeds_on_the_embedded_sets_unless_said_otherwise(tmp_path, monkeypatch):
+def test_the_first_seed_searches_for_all_unless_said_otherwise(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     asked = []
-    monkeypatch.setattr(comparison, "compare", lambda *_, seeds, **__: asked.append(seeds) or [])
-    for options in ([], ["--data", tmp_path], ["--seeds", 3]):
+    monkeypatch.setattr(
+        comparison, "compare", lambda *_, seeds, search_seeds, **__: asked.append((seeds, search_seeds)) or []
+    )
+    for options in ([], ["--search-seeds", 0], ["--seeds", 3, "--search-seeds", 2]):
         run("memorability", *options)
-    assert asked == [10, 5, 3]
+    assert asked == [(5, 1), (5, None), (3, 2)]
 
 
 def test_the_queries_of_in_shop_are_searched_in_its_gallery(tmp_path):
@@ -1284,7 +1287,8 @@ def test_the_queries_of_in_shop_are_searched_in_its_gallery(tmp_path):
     [
         (
             ["memory"],
-            "Error: `task` must be one of retrieval, cross-modal, memorability, multi-label, toy, got 'memory'.\n",
+            "Error: `task` must be one of retrieval, cross-modal, memorability, multi-label, ranking, toy, got "
+            "'memory'.\n",
         ),
         (
             ["toy", "--loss", "mse"],
@@ -1292,6 +1296,10 @@ def test_the_queries_of_in_shop_are_searched_in_its_gallery(tmp_path):
         ),
         (
             ["toy", "--loss", "mpa:laplace"],
+            "Error: `loss` must be a name that sodeep compare --help lists, got 'mpa:laplace'. Is it 'map:laplace'?\n",
+        ),
+        (
+            ["toy", "--loss", "no_module_of_mine:Loss"],
             "Error: `loss` must name a module that is installed or in ",
         ),
         (["retrieval", "--data", "gone"], "Error: `data` gone does not exist. The retrieval task reads:\n"),
@@ -1391,7 +1399,9 @@ def test_warnings_are_one_line(finished, tmp_path):
         file.write(b"{\n")
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        result = run("memorability", "--loss", "mse", "--seeds", 2, "--max-steps", 12, "--out", out)
+        result = run(
+            "memorability", "--loss", "mse", "--seeds", 2, "--search-seeds", 0, "--max-steps", 12, "--out", out
+        )
     expected = "set aside in damaged.jsonl, and what is missing is done again."
     assert result.stderr == f"Note: 1 line is damaged in {out / 'runs.jsonl'}: {expected}\n"
     assert result.exit_code == 0
@@ -1407,7 +1417,20 @@ def test_a_log_that_cannot_be_written_leaves_the_old_one(finished, tmp_path, mon
 
     monkeypatch.setattr("sodeep.report.tensorboard.write_tensorboard", full)
     monkeypatch.setattr("sodeep.report.write.draw_figures", lambda _: ([], []))
-    result = run("memorability", "--loss", "mse", "--seeds", 2, "--max-steps", 12, "--out", out, "--tensorboard")
+    result = run(
+        "memorability",
+        "--loss",
+        "mse",
+        "--seeds",
+        2,
+        "--search-seeds",
+        0,
+        "--max-steps",
+        12,
+        "--out",
+        out,
+        "--tensorboard",
+    )
     assert result.exit_code == 1
     assert re.fullmatch(r"Error: No space left on device: \S+/events\n", result.stderr)
     assert re.search("^mse .*baseline", result.stdout, re.MULTILINE)

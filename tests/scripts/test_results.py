@@ -59,7 +59,8 @@ def test_results_are_made_copied_and_set_side_by_side(script, tmp_path, monkeypa
     assert kept == [f"batch-size-{size}/{name}" for size in (100, 50) for name in ("comparison.json", "runs.jsonl.gz")]
     found = json.loads((out / "batch-size-50.json").read_text())
     shown = (
-        "sodeep compare memorability --loss mse --loss l1 --jobs 1 --batch-size 50 --seeds 2 --trials 2 --max-steps 10"
+        "sodeep compare memorability --loss mse --loss l1 --jobs 1 --batch-size 50 --seeds 2 --search-seeds 1 "
+        "--trials 2 --max-steps 10"
     )
     assert (found["command"], found["batch_size"], found["max_steps"]) == (shown, 50, 10)
     cell = found["losses"]["l1"]["metrics"]["Spearman"]
