@@ -6,8 +6,9 @@ of each row. Every loss on scores and every metric takes it as it is::
     loss = sodeep.ndcg_loss(scores, relevance, rank_fn=sodeep.laplace_rank, group=query_id)
 
 The result is that of one call for each group: the items of one id become one list, wherever they stand, in one pass
-over a padded tensor (groups, longest). Lists come in the order in which their ids first occur. An id that stands for
-two lists, as when two files are put one after the other, makes one list of both: renumber one of them.
+over a padded tensor (groups, longest). (`HistogramLoss`, which pools the pairs of all lists, is as with all lists at
+once.) Lists come in the order in which their ids first occur. An id that stands for two lists, as when two files are
+put one after the other, makes one list of both: renumber one of them.
 
 Padding costs memory where one group is much longer than the others: `GroupBatchSampler` puts groups of like length
 together.

@@ -254,7 +254,7 @@ def compare(
     if baseline is not None and baseline not in names:
         # a baseline is compared too; without --loss, with the losses of the task
         names = [baseline, *(names or (default_losses(TASKS[task]) if task in TASKS else ()))]
-    progress = _Progress()
+    progress = _Progress(metric)
     context = click.get_current_context()
     context.with_resource(contextlib.closing(progress))
     if quiet:
@@ -392,7 +392,8 @@ def _cores(device: str) -> int:
 class _Progress:
     """Tested and failed runs, a line each on stdout; and the progress of the whole on stderr."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, metric: str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.metric = metric
         self.clock = clock
         self.bar = Progress("training", clock=clock)
         self.plan: Plan | None = None
@@ -432,7 +433,8 @@ class _Progress:
         if run.status == "failed":
             failure = run.failure or {}
             return f"{run.loss}, seed {run.seed} ({settings}): failed at step {failure['step']}: {failure['reason']}"
-        name, value = next(iter(run.metrics.items()))
+        name = self.metric or next(iter(run.metrics))
+        value = run.metrics[name]
         return f"{run.loss}, seed {run.seed}: {name} {value:.3f} ({settings})"
 
 

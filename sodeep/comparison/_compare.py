@@ -229,6 +229,7 @@ def compare(
             losses.remove(loss)
             if not losses:
                 raise ValueError(f"`data` must have what the losses need, got {loaded.data_name}. They need {lacking}.")
+    metric = None if metric == task_class.primary_metric else metric
     if metric is not None and metric not in loaded.evaluate(loaded.model(), "val").metrics:
         raise ValueError(f"`metric` must be one that the validation split of {loaded.data_name} has, got {metric!r}.")
     folder = user_path(out)

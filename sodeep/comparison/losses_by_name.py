@@ -49,7 +49,7 @@ from sodeep.tasks import TASKS
 from sodeep.tasks.base import Loss, Task
 
 CALL_SIGNATURES = {
-    "target": "loss(scores (n,), target (n,))",
+    "target": "loss(scores (n,), target (n,)), in ranking padded to lists, with where=mask, if it takes a mask",
     "ranks": "loss(scores (n,), ranks of the target among those of the training split (n,))",
     "normal-scores": "loss(scores (n,), normal scores of the target (n,))",
     "relevant": "loss(scores (Q, N), relevant (Q, N) bool)",
@@ -249,7 +249,7 @@ def _torchsort(regularization_strength: float, value_weight: float) -> Loss:
 
     def soft_rank(scores: Tensor) -> Any:
         # in standard deviations, as the other rank functions: its own scale is fixed
-        scores = scores / scores.detach().std().clamp(min=1e-12)
+        scores = scores / scores.detach().std(-1, keepdim=True).clamp(min=1e-12)
         return torchsort.soft_rank(-scores, regularization_strength=regularization_strength)
 
     return losses_.SpearmanLoss(soft_rank, value_weight=value_weight)
@@ -313,7 +313,7 @@ class PaddedRank(nn.Module):
         if n > self.seq_len:
             raise ValueError(
                 f"`scores` must have lists of at most {self.seq_len} for this sorter, got {n}. "
-                f"Use batches of {self.seq_len}, or a sorter for any length."
+                f"Use batches of {self.seq_len}, and groups of at most as many items, or a sorter for any length."
             )
         missing = self.seq_len - n
         fixed = scores.detach()
@@ -364,7 +364,8 @@ def loss_by_name(name: str) -> LossSpec:
         )
     if colon and prefix == "peer":
         return _peer(rest)
-    known = [*LOSSES, *METHODS, *(f"{rank_loss}:{rest}" for rank_loss in RANK_LOSSES if rest)]
+    ranked = [f"{rank_loss}:{rest}" for rank_loss in RANK_LOSSES if rest]
+    known = [*LOSSES, *METHODS, *ranked]
     near = None if colon and _is_module(prefix) else alike(name, known)
     if near is not None:
         raise ValueError(f"`loss` must be a name that sodeep compare --help lists, got {name!r}. Is it {near!r}?")
@@ -568,7 +569,11 @@ def _rank_names() -> list[str]:
 
 def _peer(name: str) -> LossSpec:
     if name not in PEERS:
-        raise ValueError(f"`loss` must be one of {', '.join(f'peer:{peer}' for peer in PEERS)}, got 'peer:{name}'.")
+        near = alike(name, PEERS)
+        hint = f" Is it 'peer:{near}'?" if near else ""
+        raise ValueError(
+            f"`loss` must be one of {', '.join(f'peer:{peer}' for peer in PEERS)}, got 'peer:{name}'.{hint}"
+        )
     package, spec = PEERS[name]
     check_installed(package, f"`loss` peer:{name}")
     return spec

@@ -40,7 +40,7 @@ class Comparison:
     @property
     def primary_metric(self) -> str:
         """What settings were chosen by; "" where no run was finished."""
-        return self.origin.get("metric") or next(iter(self.summary.metrics), "")
+        return next(iter(self.summary.metrics), "")
 
     @functools.cached_property
     def tested(self) -> dict[str, list[Run]]:
@@ -115,7 +115,7 @@ def read_comparison(folder: str | os.PathLike[str], baseline: str | None = None)
     losses = list(dict.fromkeys([*origin.get("losses", []), *(run.loss for run in runs)]))
     places = {loss: number for number, loss in enumerate(losses)}
     runs.sort(key=lambda run: (places[run.loss], run.seed, run.stage == "test", settings_text(run.settings)))
-    return Comparison(place, origin, runs, summarise(runs, baseline))
+    return Comparison(place, origin, runs, summarise(runs, baseline, origin.get("metric")))
 
 
 def _origin(folder: Path) -> dict[str, Any]:

@@ -41,8 +41,9 @@ class Run:
         seconds_per_step: median over the steps, loss and encoder, forward and backward.
         peak_memory: bytes that a step allocates at its peak, above what model and data hold; None if not measured.
         device: where it ran.
-        split: how many items each split has, and checksums of the data ("data") and of which are in the test split
-            ("items"): they tell whether seeds differ in their data, in their split, or in neither.
+        split: how many items each split has, or groups (`Task.size_of`), and checksums of the data ("data") and of
+            which items are in the test split ("items"): they tell whether seeds differ in their data, in their split,
+            or in neither.
         details: file of arrays for figures, relative to the folder of the comparison; None if there is none.
         failure: of a failed run, {"step": int, "reason": str, "values": {name: value}}: what was not finite ("loss" or
             "gradient norm"), or which error was raised. With "again": True, what failed was not the loss, but memory,

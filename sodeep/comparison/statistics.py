@@ -81,7 +81,7 @@ class Summary:
         settings: loss -> each chosen setting and for how many seeds, most frequent first.
         split: how seeds differ: "given", in initialisation and batches; "drawn", in their split of one data set too, of
             which intervals take account; "new", in their data.
-        sizes: items in train, val and test, of the first seed.
+        sizes: items in train, val and test, or groups (`Task.size_of`), of the first seed.
         edges: loss -> settings whose choice was at the edge of the range for half of the seeds or more, two at least:
             name -> "low" or "high".
         rising: loss -> for how many seeds the cap on steps ended the training before the validation metric was flat.
@@ -114,12 +114,13 @@ class Summary:
     device: str
 
 
-def summarise(runs: Sequence[Run], baseline: str | None = None) -> Summary:
+def summarise(runs: Sequence[Run], baseline: str | None = None, metric: str | None = None) -> Summary:
     """Mean, spread and paired difference to a baseline of every loss and metric, of the tested runs.
 
     Args:
         runs: of one task, as `compare` returns them or `read_runs` reads them.
         baseline: a loss among them. None: the task's, or the first there is.
+        metric: that stands first, which settings were chosen by. None: that of the task.
 
     Raises:
         ValueError: no run, runs of several tasks or data sets, a baseline that is not among them.
@@ -136,7 +137,8 @@ def summarise(runs: Sequence[Run], baseline: str | None = None) -> Summary:
         baseline = task.baseline if task.baseline in losses else losses[0]
     check_choice(baseline, losses, "baseline")
     tested = [run for run in runs if run.stage == "test" and run.status == "ok"]
-    metrics = {name: up for name, up in task.metrics.items() if any(name in run.metrics for run in tested)}
+    names = dict.fromkeys([*filter(None, [metric]), *task.metrics])
+    metrics = {name: task.metrics[name] for name in names if any(name in run.metrics for run in tested)}
     values = {
         (loss, metric): {run.seed: run.metrics[metric] for run in tested if run.loss == loss and metric in run.metrics}
         for loss in losses

@@ -221,7 +221,7 @@ def _save(model: nn.Module, path: Path) -> None:
 def _split(task: Task) -> dict[str, int]:
     """As of `Run`."""
     items = zlib.crc32(task.index["test"].numpy().tobytes())
-    return {name: len(index) for name, index in task.index.items()} | {"data": task.checksum, "items": items}
+    return {name: task.size_of(name) for name in task.index} | {"data": task.checksum, "items": items}
 
 
 def is_outside(error: Exception) -> bool:

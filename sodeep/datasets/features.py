@@ -122,7 +122,7 @@ def feature_array(task: str, name: str, array: Array, wrong: Callable[[str], Val
     if content in ("features", "images", "captions"):
         if array.ndim != 2 or array.dtype.kind not in "fiub":
             raise wrong(f"{name} of shape {array.shape} and type {array.dtype}, not numbers (n, d)")
-    elif content in ("scores", "relevance") and (array.ndim != 1 or array.dtype.kind not in "fiu"):
+    elif content in ("scores", "relevance") and (array.ndim != 1 or array.dtype.kind not in "fiub"):
         raise wrong(f"{name} of shape {array.shape} and type {array.dtype}, not numbers (n,)")
     elif content == "image_of_caption" and (array.ndim != 1 or array.dtype.kind not in "iu"):
         raise wrong(f"{name} of shape {array.shape} and type {array.dtype}, not whole numbers (m,)")

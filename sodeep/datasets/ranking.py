@@ -13,7 +13,7 @@ from sodeep._core.extras import needed
 from sodeep.datasets.features import features_layout
 from sodeep.datasets.layouts import Layout, StrPath, visible
 from sodeep.datasets.splits import SPLITS
-from sodeep.datasets.tables import SPLIT_NAMES, alike, read_csv, split_column
+from sodeep.datasets.tables import SPLIT_NAMES, Table, alike, read_csv, split_column
 from sodeep.datasets.types import Array, RankingData
 
 
@@ -65,7 +65,7 @@ def read_group_table(
         raise ValueError(f"`path` must be a csv table with rows, got none in '{path}'.")
     split = split_column(table)
     taken = {*given.values(), "split" if split is not None else None}
-    names = [name for name in table.names if name not in taken] if predictors is None else list(predictors)
+    names = [name for name in table.names if name not in taken] if predictors is None else [*dict.fromkeys(predictors)]
     for name in names:
         if name not in table.names or name in given.values():
             raise ValueError(
@@ -78,16 +78,35 @@ def read_group_table(
     return _checked(
         RankingData(
             path.stem,
-            np.array([table.numbers(name, remedy) for name in names], dtype=np.float32).T,
+            np.array([table.numbers(name, remedy) for name in names]).T,
             np.array(table.numbers(given["target"])),
-            np.array(table.texts(given["group"])),
+            np.array(_group_ids(table, given["group"])),
             split,
         ),
         path,
     )
 
 
+def _group_ids(table: Table, name: str) -> list[str]:
+    """The cells of the column of groups, without spaces around them."""
+    ids = [cell.strip() for cell in table.texts(name)]
+    for place, cell in zip(table.places, ids, strict=True):
+        if not cell or cell.casefold() == "nan":
+            raise ValueError(
+                f"`data` must have the group of each item, got {cell!r} for {name} in row {place} of '{table.path}'. "
+                "Drop the row, or name its group."
+            )
+    return ids
+
+
+LARGEST = 1e18
+"""Features and grades may be so large: their squares are floats of 32 bits."""
+
+
 def _checked(data: RankingData, path: Path) -> RankingData:
+    for name, values in (("features", data.features), ("relevance", data.relevance)):
+        if values.size and not float(np.abs(values).max()) <= LARGEST:  # NaN neither
+            raise ValueError(f"`data` must have finite numbers up to {LARGEST:g}, got others as {name} in '{path}'.")
     if len(data.relevance) and data.relevance.min() < 0:
         raise ValueError(
             f"`data` must have a relevance of 0 or more for each item, got {data.relevance.min():g} in '{path}'. "
@@ -116,16 +135,15 @@ def _svmlight_files(path: Path) -> dict[str, Path]:
     return {split: files[split] for split in SPLITS if split in files} if {"train", "test"} <= files.keys() else {}
 
 
+def _first_line(path: Path) -> str:
+    """The first line that is no comment."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return next((line for line in file if line.strip() and not line.startswith("#")), "")
+
+
 def _is_svmlight(path: Path) -> bool:
-    """Whether the first line has a number, and numbered values."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        line = next((line for line in file if line.strip() and not line.startswith("#")), "")
-    return bool(re.match(r"[+-]?[\d.eE+-]+(\s+qid:\d+)?(\s+\d+:\S+)+", line))
-
-
-def _has_query_ids(path: Path) -> bool:
-    with path.open(encoding="utf-8", errors="replace") as file:
-        return " qid:" in next((line for line in file if line.strip() and not line.startswith("#")), "")
+    """Whether the first line has a number, and a query id, numbered values or both."""
+    return bool(re.match(r"[+-]?[\d.eE+-]+(\s+qid:\d+(\s|$)|(\s+qid:\d+)?(\s+\d+:\S+)+)", _first_line(path)))
 
 
 def _sizes_of(file: Path) -> Path:
@@ -136,7 +154,7 @@ def _sizes_of(file: Path) -> Path:
 def _ranking_files(path: Path, sizes: bool) -> dict[str, Path]:
     """As of `_svmlight_files`, where all have group sizes beside them, or all have query ids inside."""
     files = _svmlight_files(path)
-    fits = all(_sizes_of(file).is_file() if sizes else _has_query_ids(file) for file in files.values())
+    fits = all(_sizes_of(file).is_file() if sizes else " qid:" in _first_line(file) for file in files.values())
     return files if fits else {}
 
 
@@ -151,10 +169,13 @@ def _read_svmlight(path: Path, files: Mapping[str, Path], groups: Mapping[str, A
         names = ", ".join(file.name for file in files.values())
         raise ValueError(f"'{path}' must hold files in svmlight format, got {names}: {error}.") from None
     parts = list(zip(read[::3], read[1::3], read[2::3], strict=True))
+    for file, (_, y, ids) in zip(files.values(), parts, strict=True):
+        if groups is None and len(ids) != len(y):
+            raise ValueError(
+                f"'{file}' must have a query id (qid:) in each line, got {len(ids)} of them in {len(y)} lines."
+            )
     features = np.concatenate([x.toarray() for x, _, _ in parts])
     relevance = np.concatenate([y for _, y, _ in parts])
-    if not (np.isfinite(features).all() and np.isfinite(relevance).all()):
-        raise ValueError(f"'{path}' must hold finite numbers, got some that are not, as float32.")
     counts = [len(y) for _, y, _ in parts]
     group = np.concatenate([ids for _, _, ids in parts] if groups is None else [*groups.values()])
     split = None if "" in files else np.repeat([*files], counts)
@@ -171,7 +192,7 @@ def _with_sizes(path: Path) -> RankingData:
     groups, first = {}, 0
     for split, file in files.items():
         words = _sizes_of(file).read_text(encoding="utf-8").split()
-        if not all(word.isdecimal() for word in words):
+        if not all(word.isdecimal() and len(word) < 19 for word in words):
             raise ValueError(f"'{_sizes_of(file)}' must hold a whole number in each line, the items of a group.")
         sizes = np.array(words, dtype=np.int64)
         with file.open("rb") as items:

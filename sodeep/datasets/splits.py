@@ -41,20 +41,25 @@ def with_validation(split: Array, seed: int, fraction: float = 0.15) -> Array:
     if (split == "val").any():
         return split
     train = np.flatnonzero(split == "train")
-    chosen = np.random.default_rng([seed, 3]).permutation(train)[: round(fraction * len(train))]
+    chosen = np.random.default_rng([seed, 3]).permutation(train)[: max(1, round(fraction * len(train)))]
     return np.where(np.isin(np.arange(len(split)), chosen), "val", split)
 
 
-def split_of_groups(split: Array | None, group: Array, seed: int, folds: int | None = None) -> Array:
+def split_of_groups(split: Array | None, group: Array, target: Array, seed: int, folds: int | None = None) -> Array:
     """The split given for items (N,), with groups of "train" drawn for "val" where it has none; or groups drawn.
 
-    With `folds`, the groups are dealt to so many: see `RankingData`.
+    Groups whose targets differ, which alone say anything of an order, and the others are drawn apart: each part has
+    some of the former with every seed. With `folds`, the groups are dealt to so many: see `RankingData`.
 
     Raises:
-        ValueError: a group is in two splits, or there are fewer groups than folds.
+        ValueError: a group is in two splits, or there are too few groups whose targets differ.
     """
     ids, first, row = np.unique(group, return_index=True, return_inverse=True)
     row = row.reshape(-1)
+    differ = np.zeros(len(ids), dtype=bool)
+    np.logical_or.at(differ, row, target != target[first][row])
+    least = (2 if split is not None else 5) if folds is None else folds
+    parts = [np.flatnonzero(differ), np.flatnonzero(~differ)]
     if split is not None:
         of_group = np.asarray(split)[first]
         apart = np.flatnonzero(of_group[row] != split)
@@ -64,14 +69,26 @@ def split_of_groups(split: Array | None, group: Array, seed: int, folds: int | N
                 f"`group` must be in one split, got {ids[row[i]]} in {str(of_group[row[i]])!r} and {str(split[i])!r}. "
                 "Give the groups of each split ids of their own."
             )
-        return with_validation(of_group, seed)[row]
-    if folds is None:
-        return drawn_split(len(ids), seed)[row]
-    if folds > len(ids):
-        raise ValueError(f"`folds` must be at most the number of groups, {len(ids)}, got {folds}.")
-    fold = np.random.default_rng([seed // folds, 10]).permutation(len(ids)) % folds
-    test = seed % folds
-    return np.select([fold == test, fold == (test + 1) % folds], ["test", "val"], "train")[row]
+        if (of_group == "val").any():
+            return with_validation(of_group, seed)[row]
+        parts = [part[of_group[part] == "train"] for part in parts]
+    if len(parts[0]) < least:
+        where = " in train" if split is not None else f" for {folds} folds" if folds is not None else ""
+        raise ValueError(
+            f"`data` must have at least {least} groups whose items differ in relevance{where}, got {len(parts[0])} of "
+            f"{len(ids)} groups. Nothing can be ranked by the others."
+        )
+    result = np.full(len(ids), "train", dtype="<U5") if split is None else of_group.astype("<U5")
+    for part in parts:
+        if split is not None:
+            result[part] = with_validation(of_group[part], seed) if len(part) > 1 else "train"
+        elif folds is None:
+            result[part] = drawn_split(len(part), seed)
+        else:
+            fold = np.random.default_rng([seed // folds, 10]).permutation(len(part)) % folds
+            places = [fold == seed % folds, fold == (seed + 1) % folds]
+            result[part] = np.select(places, ["test", "val"], "train")
+    return result[row]
 
 
 def with_train_fraction(split: Array, seed: int, fraction: float, group: Array | None = None) -> Array:

@@ -24,6 +24,7 @@ from sodeep.report.tables import (
     milliseconds_text,
     seeds_text,
 )
+from sodeep.tasks import TASKS
 
 if TYPE_CHECKING:
     from sodeep.report.figures import ReportFigure
@@ -109,6 +110,7 @@ def header_lines(comparison: Comparison) -> str:
     if tried and made.get("search_seeds"):
         tried += f", chosen by the first {seeds_text(made['search_seeds'])} for all"
     sizes = ", ".join(f"{n:,} {name}" for name, n in summary.sizes.items())
+    sizes += f" {TASKS[summary.task].counted}".rstrip() if sizes else ""
     losses = f"{len(summary.losses)} loss{'es' * (len(summary.losses) != 1)}"
     batch = f", {made['batch_size']} items a step" if "batch_size" in made else ""
     versions = ", ".join(f"{name} {made[name]}" for name in ("sodeep", "torch") if name in made)

@@ -65,6 +65,8 @@ class Task(ABC):
     """Arguments that `load` takes beyond those of every task; None is the default of each."""
     reading: ClassVar[tuple[str, ...]] = ()
     """Those of `options` that `read` takes; the others are for the task itself."""
+    counted: ClassVar[str] = ""
+    """What `size_of` counts, if not items."""
     may_lack_training: ClassVar[bool] = False
     """Whether data may be of the test split alone, to evaluate encoders that are trained elsewhere, or not at all."""
     layouts: ClassVar[Mapping[str, Layout]] = {}
@@ -156,6 +158,10 @@ class Task(ABC):
     def groups_of(cls, data: Any) -> Array | None:
         """An id for each item, (N,), where items of one id belong together in a split; None: each is alone."""
         return None
+
+    def size_of(self, split: str) -> int:
+        """How many draws a split is made of, for statistics: its items."""
+        return len(self.index[split])
 
     def to(self, device: torch.device) -> None:
         """Move there what steps and evaluations read."""

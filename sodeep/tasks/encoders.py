@@ -75,7 +75,9 @@ class FeatureNet(nn.Module):
     def __init__(self, features: Tensor, width: int, hidden: int = 64, dropout: float = 0.0) -> None:
         super().__init__()
         self.register_buffer("mean", features.mean(0).cpu())
-        self.register_buffer("scale", features.std(0, correction=0).clamp(min=1e-6).reciprocal().cpu())
+        constant = features.amax(0) == features.amin(0)  # nothing can be learned of these: they count nothing
+        scale = features.std(0, correction=0).masked_fill(constant, 1).reciprocal().masked_fill(constant, 0)
+        self.register_buffer("scale", scale.cpu())
         d = features.shape[1]
         self.linear = nn.Linear(d, width)
         self.net = (
@@ -93,7 +95,7 @@ class FeatureNet(nn.Module):
         return vectors if self.net is None else vectors + self.net(x)
 
 
-class ListNet(nn.Module):
+class ListScorer(nn.Module):
     """A score for each item that depends on the others of its list: self-attention over the items, without positions.
 
     The order in which the items of a list are given does not matter.

@@ -23,7 +23,7 @@ from sodeep.datasets.types import Array, RankingData
 from sodeep.groups import GroupBatchSampler, Groups
 from sodeep.tasks import boosting
 from sodeep.tasks.base import Loss, Task, TaskMetrics
-from sodeep.tasks.encoders import PENALTY, FeatureNet, ListNet, ridge
+from sodeep.tasks.encoders import PENALTY, FeatureNet, ListScorer, ridge
 
 TRANSFORMS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
@@ -32,18 +32,21 @@ TRANSFORMS: dict[str, Callable[[Tensor], Tensor]] = {
 """What features may go through before they are standardised."""
 
 CUT = 10
-"""Of the nDCG that settings are chosen by."""
+"""Of the nDCG of the validation split by which LightGBM counts its trees."""
 
-_GREATEST = 30
-"""Grade that LightGBM takes."""
+_GREATEST, _LONGEST = 30, 10_000
+"""Grade, and items of a group, that LightGBM takes."""
+
+_PAIRS = 2**21
+"""Pairs of items that a scorer of lists looks at together in an evaluation."""
 
 
 class Ranking(Task):
     """Items with features in groups, ordered within each: a batch is whole groups of like length, 100 items in all.
 
     The scorer is a network on the features of an item; with `scorer` "list", one that sees the other items of the
-    group (`ListNet`). `transform` "log1p" takes the logarithm of features of long tails, sign(x) log(1 + |x|), before
-    all are standardised.
+    group (`ListScorer`). `transform` "log1p" takes the logarithm of features of long tails, sign(x) log(1 + |x|),
+    before all are standardised.
 
     Losses of lists are called with padded scores, relevance and a mask (groups, longest). Those with the call signature
     "target" see grades of mean 0 and standard deviation 1 (on the training split): padded and with a mask if they take
@@ -61,12 +64,14 @@ class Ranking(Task):
     Of a csv table, `target` names the column of relevance, `group` that of groups and `predictors` those of numbers
     (`sodeep.datasets.ranking.read_group_table`).
 
-    Details: ``ndcg`` (G,), nDCG@10 of the G groups of the test split, NaN where undefined; ``items`` (G,) of each.
+    Details: ``group`` (G,) of str, the groups of the test split; ``ndcg`` (G,), their nDCG@10, NaN where undefined;
+    ``items`` (G,), how many each has.
     """
 
     name = "ranking"
     metrics = dict.fromkeys(("nDCG@10", "nDCG@5", "nDCG@1", "MRR", "Kendall", "Spearman"), True)
     primary_metric = "nDCG@10"
+    counted = "groups"
     baseline = "mse"
     losses = (
         "mse",
@@ -106,7 +111,8 @@ class Ranking(Task):
         self.data_name += ", log1p" * (transform == "log1p") + ", scorer of lists" * (scorer == "list")
         self.features = change(torch.from_numpy(np.asarray(data.features, dtype=np.float32)))
         self.relevance = torch.from_numpy(np.asarray(data.relevance, dtype=np.float32))
-        self.group = np.unique(np.asarray(data.group), return_inverse=True)[1].reshape(-1)
+        self.group_names, group = np.unique(np.asarray(data.group), return_inverse=True)
+        self.group = group.reshape(-1)
         for split, index in self.index.items():
             if not self._differs(index):
                 raise ValueError(
@@ -143,12 +149,16 @@ class Ranking(Task):
         if folds is None:
             return found
         check_at_least(folds, 3, "folds")
+        if data is None:
+            raise ValueError(f"`folds` must be given with data, got {folds} without: every seed draws new ones.")
+        if found.split is not None:
+            split_of_groups(found.split, found.group, found.relevance, seed)  # one id in two splits is of two groups
         return replace(found, name=f"{found.name}, {folds} folds", split=None, folds=folds)
 
     @classmethod
     def split_of(cls, data: RankingData, seed: int) -> Array:
         """The split of the data, with whole groups drawn."""
-        return split_of_groups(data.split, np.asarray(data.group), seed, data.folds)
+        return split_of_groups(data.split, np.asarray(data.group), np.asarray(data.relevance), seed, data.folds)
 
     @classmethod
     def groups_of(cls, data: RankingData) -> Array:
@@ -157,14 +167,23 @@ class Ranking(Task):
 
     def _differs(self, index: Tensor) -> bool:
         """Whether the relevance of these items differs in any group."""
-        group, relevance = self.group[index], self.relevance[index]
+        group, relevance = self.group[index.numpy()], self.relevance[index]
         first = np.unique(group, return_index=True, return_inverse=True)
         return bool((relevance != relevance[first[1]][first[2].reshape(-1)]).any())
 
+    def size_of(self, split: str) -> int:
+        """Its groups."""
+        return len(np.unique(self.group[self.index[split].numpy()]))
+
     def lacks(self, needed: str) -> str | None:
-        """Whole grades for LightGBM's LambdaMART."""
+        """Whole grades and groups that are not too long, for LightGBM's LambdaMART."""
+        if needed != "lightgbm":
+            return None
+        longest = int(np.bincount(self.group).max())
+        if longest > _LONGEST:
+            return f"groups of at most {_LONGEST:,} items, and {self.data_name} has one of {longest:,}"
         largest = float(self.relevance.max())
-        if needed != "lightgbm" or (largest <= _GREATEST and bool((self.relevance == self.relevance.round()).all())):
+        if largest <= _GREATEST and bool((self.relevance == self.relevance.round()).all()):
             return None
         return f"whole grades up to {_GREATEST}, and {self.data_name} has others, up to {largest:g}"
 
@@ -178,7 +197,7 @@ class Ranking(Task):
     def model(self) -> nn.Module:
         """One hidden layer on standardised features; or self-attention over the items of a group."""
         features = self.features[self.index["train"]]
-        return ListNet(features) if self.scorer == "list" else FeatureNet(features, width=1, dropout=0.2)
+        return ListScorer(features) if self.scorer == "list" else FeatureNet(features, width=1, dropout=0.2)
 
     def fit(self, method: str, **settings: Any) -> nn.Module:
         """Besides "untrained": "ridge" on standardised features and grades, and "lightgbm", LambdaMART."""
@@ -192,8 +211,10 @@ class Ranking(Task):
 
     def _together(self, split: str) -> tuple[Array, Array, Array]:
         """Features, grades and sizes of the groups of a split, the items of a group one after the other."""
-        where = self.index[split][np.argsort(self.group[self.index[split]], kind="stable")]
-        sizes = np.unique(self.group[where], return_counts=True)[1]
+        index = self.index[split]
+        group = self.group[index.numpy()]
+        where = index[np.argsort(group, kind="stable")]
+        sizes = np.unique(group, return_counts=True)[1]
         return self.features.cpu()[where].numpy(), self.relevance.cpu()[where].numpy(), sizes
 
     def forward(self, model: nn.Module, batch: Array) -> dict[str, Callable[[Loss], Tensor]]:
@@ -207,7 +228,7 @@ class Ranking(Task):
         scores, grades, mask = groups.pad(flat), groups.pad(relevance), groups.where.to(flat.device)
 
         def on_target(loss: Loss) -> Tensor:
-            value: Tensor = loss(scores, groups.pad(target), where=mask) if takes_mask(loss) else loss(flat, target)
+            value: Tensor = loss(scores, groups.pad(target), where=mask) if _takes_mask(loss) else loss(flat, target)
             return value
 
         return {
@@ -219,19 +240,25 @@ class Ranking(Task):
     def _scores(self, model: nn.Module, where: Tensor, groups: Groups) -> Tensor:
         """Scores (n,) of these items."""
         features = self.features[where]
-        scores: Tensor = model(features, groups) if isinstance(model, ListNet) else model(features)
+        scores: Tensor = model(features, groups) if isinstance(model, ListScorer) else model(features)
         return scores.squeeze(-1)
 
     def evaluate(self, model: nn.Module, split: str, details: bool = False) -> TaskMetrics:
         """Exact metrics over the groups of the split, and the details of the class docstring."""
         parts: dict[str, list[Tensor]] = {}
         for where, groups, scores in self._predicted(model, split):
-            for name, values in self._values(scores, self.relevance[where.to(scores.device)], groups).items():
-                parts.setdefault(name, []).append(values)
+            values = self._values(scores, self.relevance[where.to(scores.device)], groups)
+            for name, value in values.items():
+                parts.setdefault(name, []).append(value)
+            ids = self.group[where[groups.first].numpy()]
+            parts.setdefault("group", []).append(torch.from_numpy(np.atleast_1d(ids)))
         found = {name: torch.cat(values).cpu() for name, values in parts.items()}
         means = {name: found[name].nanmean().item() for name in self.metrics}
-        arrays = {"ndcg": found["nDCG@10"].numpy(), "items": found["items"].numpy()} if details else {}
-        return TaskMetrics(means, arrays)
+        if not details:
+            return TaskMetrics(means)
+        order = found["group"].argsort()
+        arrays = {"ndcg": found["nDCG@10"][order].numpy(), "items": found["items"][order].numpy()}
+        return TaskMetrics(means, arrays | {"group": self.group_names[found["group"][order].numpy()].astype(str)})
 
     @torch.no_grad()
     def _predicted(self, model: nn.Module, split: str) -> Iterator[tuple[Tensor, Groups, Tensor]]:
@@ -239,9 +266,12 @@ class Ranking(Task):
         index, training = self.index[split], model.training
         model.eval()
         try:
-            for rows in GroupBatchSampler(self.group[index], max_items=2**16, shuffle=False):
+            group = self.group[index.numpy()]
+            longest = int(np.unique(group, return_counts=True)[1].max())
+            most = 2**16 if not isinstance(model, ListScorer) else max(longest, _PAIRS // longest)
+            for rows in GroupBatchSampler(group, max_items=most, shuffle=False):
                 where = index[rows]
-                groups = Groups(self.group[where])
+                groups = Groups(group[rows])
                 yield where, groups, self._scores(model, where.to(self.features.device), groups)
         finally:
             model.train(training)
@@ -260,7 +290,7 @@ class Ranking(Task):
         return values | {"items": groups.lengths}
 
 
-def takes_mask(loss: Loss) -> bool:
+def _takes_mask(loss: Loss) -> bool:
     """Whether a loss takes `where`, the mask of padded lists."""
     call = loss.forward if isinstance(loss, nn.Module) else loss
     return "where" in inspect.signature(call).parameters

@@ -1320,7 +1320,7 @@ def observed_progress(monkeypatch, terminal=False):
     err.isatty = lambda: terminal
     monkeypatch.setattr(sys, "stderr", err)
     monkeypatch.setattr(compare_cli.click, "echo", out.append)
-    return compare_cli._Progress(lambda: clock[0]), clock, out, err
+    return compare_cli._Progress(clock=lambda: clock[0]), clock, out, err
 
 
 PLAN = comparison.Plan(

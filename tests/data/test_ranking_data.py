@@ -20,7 +20,7 @@ TABLE = "group,relevance,a,b,split\nq1,2,0.5,1,train\nq2,0,0.1,2,test\nq1,0,0.2,
 
 def test_a_table(tmp_path):
     path = tmp_path / "my.csv"
-    path.write_text(TABLE)
+    path.write_text(TABLE.replace("q2", " q2 "))
     data = read(path)
     np.testing.assert_array_equal(data.group, ["q1", "q2", "q1"])
     np.testing.assert_array_equal(data.relevance, [2, 0, 0])
@@ -45,6 +45,22 @@ def test_columns_by_name(tmp_path):
         ("group,relevance\n1,2\n", {}, "`path` must have columns of numbers to predict from, got the columns group, "),
         ("group,relevance,a\n1,-1,3\n", {}, "`data` must have a relevance of 0 or more for each item, got -1 in '{}'."),
         ("group,relevance,a\n1,x,3\n", {}, "`path` must have a number in every cell, got 'x' for relevance in row 2 "),
+        (
+            "group,relevance,a\n1,1e39,3\n",
+            {},
+            "`data` must have finite numbers up to 1e+18, got others as relevance in ",
+        ),
+        (
+            "group,relevance,a\n1,2,1e39\n",
+            {},
+            "`data` must have finite numbers up to 1e+18, got others as features in ",
+        ),
+        ("group,relevance,a\n ,2,3\n", {}, "`data` must have the group of each item, got '' for group in row 2 of "),
+        (
+            "group,relevance,a\nNaN,2,3\n",
+            {},
+            "`data` must have the group of each item, got 'NaN' for group in row 2 of ",
+        ),
         ("group,relevance,a\n1,2,red\n", {}, "got 'red' for a in row 2 of '{}'. Name the columns of numbers: "),
         ("group,relevance,a\n1,2,3\n", {"predictors": ["group"]}, "`predictors` must be other columns of '{}' than "),
         (
@@ -106,6 +122,7 @@ def test_lightgbm_with_group_sizes(tmp_path):
     ("sizes", "message"),
     [
         ("2\n2\n", "rank.train.query' must count the 3 items of rank.train, got 4 in all groups."),
+        ("2\n99999999999999999999\n", "must hold a whole number in each line, the items of a group."),
         ("2\nx\n", "rank.train.query' must hold a whole number in each line, the items of a group."),
     ],
 )
@@ -116,10 +133,23 @@ def test_group_sizes_that_do_not_fit(tmp_path, sizes, message):
         read(tmp_path / "rank.train")
 
 
+def test_a_line_without_a_query(tmp_path):
+    (tmp_path / "all.txt").write_text("1 qid:1 1:2\n0 1:3\n1 qid:2 1:1\n")
+    with pytest.raises(
+        ValueError, match=r"all.txt' must have a query id \(qid:\) in each line, got 2 of them in 3 lines\.$"
+    ):
+        read(tmp_path / "all.txt")
+
+
+def test_a_first_line_without_features(tmp_path):
+    (tmp_path / "all.txt").write_text("1 qid:1\n0 qid:1 1:3\n")
+    np.testing.assert_array_equal(read(tmp_path / "all.txt").features, [[0], [3]])
+
+
 @pytest.mark.parametrize("line", ["1 qid:1 x:2", "1 qid:1 1:x", "1 qid:1 1:nan", "1 qid:1 2:1 1:1", "x qid:1 1:1"])
 def test_a_damaged_line(tmp_path, line):
     (tmp_path / "all.txt").write_text(f"1 qid:1 1:2\n{line}\n")
-    with pytest.raises(ValueError, match=rf"^'{re.escape(str(tmp_path))}/all.txt' must hold "):
+    with pytest.raises(ValueError, match=r"must h(old|ave) .*all.txt"):
         read(tmp_path / "all.txt")
 
 

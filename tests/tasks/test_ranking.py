@@ -5,15 +5,18 @@ import re
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from scipy.stats import kendalltau, spearmanr
 from sklearn.metrics import ndcg_score
 
 import sodeep
+from sodeep.cli import main
 from sodeep.comparison import compare
 from sodeep.comparison.losses_by_name import default_losses, loss_by_name
+from sodeep.comparison.read import read_comparison
 from sodeep.datasets.splits import SPLITS, split_of_groups, with_train_fraction
 from sodeep.tasks import TASKS, Ranking, RankingData
-from sodeep.tasks.encoders import ListNet
+from sodeep.tasks.encoders import ListScorer
 
 RNG = np.random.default_rng
 
@@ -58,10 +61,11 @@ def test_folds_are_a_cross_validation():
 def test_a_given_split_keeps_its_groups_and_gives_some_for_validation():
     group = np.repeat(np.arange(20), 3)
     split = np.where(group < 14, "train", "test")
-    found = split_of_groups(split, group, 0)
+    target = np.tile([0, 1, 2], 20)
+    found = split_of_groups(split, group, target, 0)
     np.testing.assert_array_equal(found == "test", split == "test")
     assert len(set(group[found == "val"])) == 2  # 15 % of 14
-    np.testing.assert_array_equal(split_of_groups(found, group, 1), found)
+    np.testing.assert_array_equal(split_of_groups(found, group, target, 1), found)
 
 
 def test_a_group_in_two_splits_is_refused():
@@ -69,12 +73,42 @@ def test_a_group_in_two_splits_is_refused():
         "`group` must be in one split, got b in 'train' and 'test'. Give the groups of each split ids of their own."
     )
     with pytest.raises(ValueError, match="^" + re.escape(message) + "$"):
-        split_of_groups(np.array(["train", "train", "test"]), np.array(["a", "b", "b"]), 0)
+        split_of_groups(np.array(["train", "train", "test"]), np.array(["a", "b", "b"]), np.arange(3), 0)
 
 
-def test_more_folds_than_groups_are_refused():
-    with pytest.raises(ValueError, match=r"^`folds` must be at most the number of groups, 2, got 3\.$"):
-        split_of_groups(None, np.array([1, 2]), 0, folds=3)
+@pytest.mark.parametrize("fields", [{}, {"folds": 4}])
+@pytest.mark.parametrize("seed", range(12))
+def test_every_part_has_groups_whose_grades_differ(fields, seed):
+    group = np.repeat(np.arange(40), 4)
+    relevance = np.where(group < 6, np.arange(160) % 3, 1.0)  # of six alone
+    split = Ranking.split_of(RankingData("made up", relevance[:, None], relevance, group, **fields), seed)
+    for part in SPLITS:
+        assert set(group[split == part]) & set(range(6))
+
+
+@pytest.mark.parametrize(
+    ("split", "folds", "message"),
+    [
+        (None, None, "at least 5 groups whose items differ in relevance, got 2 of 3 groups. Nothing can be ranked by "),
+        (None, 4, "at least 4 groups whose items differ in relevance for 4 folds, got 2 of 3 groups."),
+        (["train"] * 2 + ["test"] * 4, None, "at least 2 groups whose items differ in relevance in train, got 1 of 3 "),
+    ],
+)
+def test_too_few_groups_are_refused(split, folds, message):
+    group, target = np.repeat(np.arange(3), 2), np.array([0, 1, 0, 1, 0, 0])
+    with pytest.raises(ValueError, match="^" + re.escape(f"`data` must have {message}")):
+        split_of_groups(None if split is None else np.array(split), group, target, 0, folds)
+
+
+def test_folds_of_files_whose_ids_start_again_are_refused(tmp_path):
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.txt").write_text("".join(f"{i % 3} qid:{i // 3} 1:{i}\n" for i in range(30)))
+    with pytest.raises(ValueError, match=r"^`group` must be in one split, got 0 in 'train' and 'test'\."):
+        Ranking.load(tmp_path, folds=3)
+    with pytest.raises(
+        ValueError, match=r"^`folds` must be given with data, got 3 without: every seed draws new ones\."
+    ):
+        Ranking.load(folds=3)
 
 
 def test_a_fraction_of_the_training_groups():
@@ -140,7 +174,7 @@ def test_a_scorer_of_lists_sees_its_group_alone_and_no_order():
     task = Ranking(made_up(), scorer="list")
     torch.manual_seed(0)
     model = task.model().eval()
-    assert isinstance(model, ListNet)
+    assert isinstance(model, ListScorer)
     ids = torch.tensor([0, 0, 0, 1, 1])
     x = torch.randn(5, 5)
     with torch.no_grad():
@@ -207,6 +241,8 @@ def test_metrics_against_scikit_learn_and_scipy(rounded):
             np.testing.assert_allclose(found.metrics[name], np.mean(values), rtol=1e-5, err_msg=name)
     np.testing.assert_allclose(np.nanmean(found.details["ndcg"]), found.metrics["nDCG@10"], rtol=1e-6)
     assert found.details["items"].sum() == len(task.index["test"])
+    for name, count in zip(found.details["group"], found.details["items"], strict=True):
+        assert np.count_nonzero(data.group == int(name)) == count
 
 
 def test_the_reciprocal_rank_of_the_first_relevant():
@@ -215,6 +251,29 @@ def test_the_reciprocal_rank_of_the_first_relevant():
     split = np.repeat(["train", "val", "test"], 6)
     task = Ranking(RankingData("six", features, relevance, group, split), batch_size=4)
     assert task.evaluate(Given(), "test").metrics["MRR"] == 0.5
+
+
+def test_a_feature_that_is_constant_in_training_counts_nothing():
+    group, split = np.repeat(np.arange(30), 4), np.repeat(["train", "val", "test"], 40)
+    relevance = np.tile([0.0, 1, 2, 3], 30)
+    features = np.stack([relevance, np.where(split == "train", 1.7e9, RNG(0).normal(size=120))], -1)
+    task = Ranking(RankingData("thirty", features, relevance, group, split), batch_size=8)
+    for model in (task.fit("ridge", penalty=0.1), task.fit("untrained")):
+        scores = model.eval()(task.features)
+        assert scores[split == "train"].abs().max() > 0.01
+        torch.testing.assert_close(scores[split == "test"], scores[:40])
+    assert task.evaluate(task.fit("ridge", penalty=0.1), "test").metrics["nDCG@10"] == 1
+
+
+@pytest.mark.parametrize("scorer", ["item", "list"])
+def test_groups_alone_in_their_chunk(scorer):
+    group = np.array([0, 0, 1, 1, *([2] * 400), 3, 4, 4])
+    split = np.where(group < 1, "train", np.where(group < 2, "val", "test"))
+    relevance = (np.arange(len(group)) % 3).astype(float)
+    task = Ranking(RankingData("a giant", relevance[:, None], relevance, group, split), scorer=scorer, batch_size=4)
+    found = task.evaluate(task.model(), "test", details=True)
+    assert found.details["items"].tolist() == [400, 1, 2]
+    assert task.size_of("test") == 3
 
 
 def test_equal_scores_have_no_correlation(task):
@@ -265,6 +324,33 @@ def test_methods(task):
     np.testing.assert_allclose(ridge.linear.weight.detach()[0], weights, rtol=1e-4, atol=1e-6)
 
 
+# ---- in a comparison -------------------------------------------------------------------------------------------------
+
+
+def test_another_metric_chooses_and_stands_first(tmp_path):
+    options = ["--loss=mse", "--loss=softmax", "--seeds=2", "--trials=2", "--max-steps=4", "--jobs=1"]
+    command = ["compare", "ranking", *options, "--metric", "Kendall", "--out", str(tmp_path)]
+    result = CliRunner().invoke(main, command, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert len(re.findall(r"^(mse|softmax), seed [01]: Kendall -?0\.\d+ \(lr ", result.stdout, re.MULTILINE)) == 4
+    assert re.search(r"^loss +Kendall ↑ .* Kendall - mse +ms/step$", result.stdout, re.MULTILINE)
+    comparison = read_comparison(tmp_path)
+    assert comparison.primary_metric == next(iter(comparison.summary.metrics)) == "Kendall"
+    for loss in ("mse", "softmax"):
+        tuned = [run for run in comparison.runs if (run.loss, run.seed, run.stage) == (loss, 0, "tuning")]
+        (tested,) = (run for run in comparison.runs if (run.loss, run.seed, run.stage) == (loss, 0, "test"))
+        assert tested.settings == max(tuned, key=lambda run: run.metrics["Kendall"]).settings
+    assert " test groups)." in (tmp_path / "report.md").read_text()
+    with pytest.raises(ValueError, match="holds a comparison with metric 'Kendall', not None"):
+        compare("ranking", ["mse"], out=tmp_path, seeds=2, search_seeds=1, metric="nDCG@10", max_steps=4)
+
+
+def test_a_metric_that_validation_lacks_is_refused(tmp_path):
+    message = r"^`metric` must be one that the validation split of synthetic shapes .* has, got 'i2t R@1 in folds'\.$"
+    with pytest.raises(ValueError, match=message):
+        compare("cross-modal", ["nt-xent"], out=tmp_path, metric="i2t R@1 in folds", fold_size=50)
+
+
 # ---- LightGBM --------------------------------------------------------------------------------------------------------
 
 
@@ -283,7 +369,7 @@ def test_lambda_mart_learns_and_is_the_same_again(boosted):
     torch.testing.assert_close(again.trees, model.trees)
 
 
-def test_lambda_mart_needs_whole_grades():
+def test_lambda_mart_needs_whole_grades_and_short_groups(monkeypatch):
     task = Ranking(made_up())
     assert task.lacks("lightgbm") is None
     data = made_up()
@@ -291,6 +377,8 @@ def test_lambda_mart_needs_whole_grades():
     assert "whole grades up to 30" in Ranking(data).lacks("lightgbm")
     data.relevance[0] = 31
     assert Ranking(data).lacks("lightgbm").endswith("others, up to 31")
+    monkeypatch.setattr("sodeep.tasks.ranking._LONGEST", 6)
+    assert Ranking(data).lacks("lightgbm") == "groups of at most 6 items, and made up has one of 8"
 
 
 def test_lambda_mart_in_a_comparison(tmp_path):

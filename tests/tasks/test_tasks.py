@@ -458,6 +458,7 @@ def test_asp_by_captions_against_loops():
             expected = (torch.minimum(a, b) / torch.maximum(a, b)).mean()
             np.testing.assert_allclose(found[f"{way} ASP {name}"], expected, rtol=1e-5)
     assert not [metric for metric in task.evaluate(model, "val").metrics if "ASP" in metric]
+    assert "i2t ASP cider" in CrossModal(data, metric="t2i ASP").evaluate(model, "val").metrics
 
 
 def test_equal_captions_tie():
