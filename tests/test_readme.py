@@ -126,6 +126,35 @@ def test_every_metric_is_in_the_readme():
     assert sorted(re.findall(r"`(\w+)`", row[1])) == sorted({*sodeep.metrics.__all__} - {"UndefinedMetricWarning"})
 
 
+def rows_of(text):
+    """Loss -> the cells of its rows in all tables of a Markdown text."""
+    rows = {}
+    for line in text.splitlines():
+        if line.startswith("| "):
+            first, *cells = (cell.strip().strip("*`") for cell in line.strip("|").split(" | "))
+            rows.setdefault(first, []).extend(cells)
+    return rows
+
+
+def test_results_quote_their_reports():
+    text = (ROOT / "docs/results.md").read_text()
+    sections = re.split(r"^##+ ", text, flags=re.MULTILINE)[1:]
+    quoted = 0
+    for section in sections:
+        ours = re.split(r"^\*\*Published", section, flags=re.MULTILINE)[0]
+        reports = [
+            rows_of((ROOT / "docs/results" / name).read_text())
+            for name in re.findall(r"\(results/([\w-]+\.md)\)", ours)
+        ]
+        for loss, cells in rows_of(ours).items() if reports else ():
+            found = {cell for rows in reports for cell in rows.get(loss, ())}
+            numbers = [cell for cell in cells if re.search(r"\d", cell)]
+            assert found or not numbers, f"{loss} is in no report of {section.splitlines()[0]}"
+            assert [cell for cell in numbers if cell not in found] == []
+            quoted += len(numbers)
+    assert quoted > 20
+
+
 def searched_text(ranges):
     return "; ".join(
         f"{name} {' or '.join(map(str, values.values))}"

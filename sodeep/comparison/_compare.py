@@ -1,9 +1,10 @@
 """Compare losses: the same task, features, batches, steps and tuning budget for each, over several seeds.
 
-For every seed and loss as many settings are tried, from the ranges of the loss (`sodeep.comparison.losses_by_name`,
-`sodeep._core.search`): each is trained until the validation metric is flat, and of the best the weights of its best
-validation are tested, once, on the test split. A seed fixes the split (where the data have none), the initialisation,
-the batches and the dropout, the same for all losses, so that differences to a baseline are paired.
+For every loss as many settings are tried, from the ranges of the loss (`sodeep.comparison.losses_by_name`,
+`sodeep._core.search`), by the first seed for all or by every seed for itself: each is trained until the validation
+metric is flat, and of the best the weights of its best validation are tested, once, on the test split. A seed fixes the
+split (where the data have none), the initialisation, the batches and the dropout, the same for all losses, so that
+differences to a baseline are paired.
 
 A `Run` is one training, or the test of the best of them. Runs are kept in a folder:
 
@@ -62,7 +63,7 @@ def compare(
     data: str | os.PathLike[str] | None = None,
     seeds: int | Sequence[int] = 3,
     trials: int = 4,
-    search_seeds: int | None = None,
+    search_seeds: int | None = 1,
     max_steps: int | None = None,
     patience: int | None = 8,
     validate_every: int | None = None,
@@ -102,7 +103,8 @@ def compare(
         seeds: how many, from 0; or which.
         trials: settings tried for every loss: the default of each of its ranges, and more points in them.
         search_seeds: how many of the seeds, the first ones, choose the settings, by their mean validation; with these,
-            each loss is trained once for every further seed. None: every seed chooses for itself.
+            each loss is trained once for every further seed. None: every seed chooses for itself, at `trials` times the
+            cost.
         max_steps: after which a training ends though its validation metric still rises, which the report says. None:
             that of the task.
         patience: validations without a gain of 0.001 after which a training goes on from its best weights with a tenth

@@ -49,7 +49,7 @@ from sodeep.tasks import TASKS
 from sodeep.tasks.base import Loss, Task
 
 CALL_SIGNATURES = {
-    "target": "loss(scores (n,), target (n,)), in ranking padded to lists, with where=mask, if it takes a mask",
+    "target": "loss(scores (n,), target (n,))",
     "ranks": "loss(scores (n,), ranks of the target among those of the training split (n,))",
     "normal-scores": "loss(scores (n,), normal scores of the target (n,))",
     "relevant": "loss(scores (Q, N), relevant (Q, N) bool)",
@@ -588,7 +588,8 @@ def _find_in_current_folder() -> None:
 def _is_module(name: str) -> bool:
     """Whether there is a package or module of this name."""
     _find_in_current_folder()
-    return importlib.util.find_spec(name.partition(".")[0] or "_") is not None
+    top = name.partition(".")[0] or "_"
+    return top in sys.modules or importlib.util.find_spec(top) is not None
 
 
 def _attribute(module: str, attribute: str) -> Any:

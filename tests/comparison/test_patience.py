@@ -18,7 +18,7 @@ class Told:
     """A task whose validation follows a given list: its encoder is a number that grows with every step."""
 
     accepts = ("target",)
-    primary_metric = "Spearman"
+    metric = primary_metric = "Spearman"
     ranges = {}  # noqa: RUF012
     epsilon = 1e-8
 
