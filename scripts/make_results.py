@@ -33,9 +33,11 @@ import numpy as np
 from _machine import cpu
 
 from sodeep._core.files import write_atomic
-from sodeep.comparison.losses_by_name import loss_by_name
-from sodeep.comparison.read import read_comparison
+from sodeep.comparison.losses_by_name import RANKS, loss_by_name
+from sodeep.comparison.read import Comparison, read_comparison
 from sodeep.comparison.runs import read_runs
+from sodeep.comparison.statistics import summarise
+from sodeep.report.tables import difference_text
 from sodeep.report.write import draw_figures
 from sodeep.tasks import TASKS
 
@@ -240,6 +242,23 @@ def measurements(folder: Path, shown: str) -> dict[str, Any]:
     return result
 
 
+def learned_against_handcrafted(comparison: Comparison) -> str:
+    """A table of paired differences between a loss on the set sorter and the same loss on each handcrafted rank."""
+    metric = comparison.primary_metric
+    lines = []
+    for learned in (loss for loss in comparison.tested if ":set" in loss):
+        for rank in RANKS:
+            other = learned.replace(":set", f":{rank}")
+            if other in comparison.tested:
+                cell = summarise(comparison.runs, other, metric).cells[learned, metric]
+                lines.append(f"| {learned} | {other} | {difference_text(cell)} |")
+    if not lines:
+        return ""
+    note = "Mean and 95% interval, as in the table of differences; alone, with no correction for the number of losses."
+    head = f"| loss | less that | {metric} |\n|---|---|---:|"
+    return "\n".join(["", "## On a learned rank, and on a handcrafted one", "", head, *lines, "", note, ""])
+
+
 def correlation_of_ap(file: Path) -> float | None:
     """Of one tested run, over its queries; None where there are none."""
     with np.load(file, allow_pickle=False) as arrays, np.errstate(invalid="ignore"):  # NaN where all are the same
@@ -279,7 +298,9 @@ def compared(
     (out / f"{name}.json").write_text(json.dumps(measured, separators=(",", ":")) + "\n")
     text = (folder / "report.md").read_text().replace(f"sodeep {shlex.join(ran)}", shown)
     text = text.replace("Figures: report.html.\n", f"Run on {measured['machine']}, {measured['date']}.\n")
-    for drawn in draw_figures(read_comparison(folder))[0]:
+    comparison = read_comparison(folder)
+    text += learned_against_handcrafted(comparison)
+    for drawn in draw_figures(comparison)[0]:
         ending = next((ending for title, ending in FIGURES.items() if title in drawn.title), None)
         if ending is not None:
             file = out / f"{name}-{ending}.png"

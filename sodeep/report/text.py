@@ -108,7 +108,8 @@ def header_lines(comparison: Comparison) -> str:
     trials = made.get("trials", 0)
     tried = f", {trials} setting{'s' * (trials > 1)} of each" * bool(trials)
     if tried and made.get("search_seeds"):
-        tried += f", chosen by the first {seeds_text(made['search_seeds'])} for all"
+        count = made["search_seeds"]
+        tried += f", chosen by the first {'seed' if count == 1 else seeds_text(count)} for all"
     sizes = ", ".join(f"{n:,} {name}" for name, n in summary.sizes.items())
     sizes += f" {TASKS[summary.task].counted}".rstrip() if sizes else ""
     losses = f"{len(summary.losses)} loss{'es' * (len(summary.losses) != 1)}"
