@@ -132,7 +132,8 @@ def rows_of(text):
     for line in text.splitlines():
         if line.startswith("| "):
             first, *cells = (cell.strip().strip("*`") for cell in line.strip("|").split(" | "))
-            rows.setdefault(first, []).extend(cells)
+            if first != "loss":
+                rows.setdefault(first, []).extend(cells)
     return rows
 
 
