@@ -12,8 +12,8 @@ from sodeep._core.search import Range, Ranges
 from sodeep.datasets.types import Array
 
 RANGES: Ranges = {
-    "learning_rate": Range(0.01, 0.3, 0.1),
-    "num_leaves": Range(4, 63, 31, whole=True),
+    "learning_rate": Range(0.003, 0.3, 0.1),
+    "num_leaves": Range(2, 63, 31, whole=True),
     "min_data_in_leaf": Range(1, 100, 20, whole=True),
 }
 """Searched for LambdaMART; their defaults are LightGBM's."""
