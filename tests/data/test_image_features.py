@@ -338,7 +338,7 @@ def test_a_comparison_fine_tunes_once_for_each_loss_and_seed(made, tmp_path, mon
     losses = ["nt-xent", "smooth-ap"]
     frozen = compare("retrieval", losses, out=tmp_path / "frozen", **options)
     tuned = compare("retrieval", losses, out=tmp_path / "tuned", finetune=2, **options)
-    assert len(frozen) == len(tuned) == 2 * 2 * 5
+    assert len(frozen) == len(tuned) == 2 * (5 + 2)
     for one, other in zip(frozen, tuned, strict=True):
         assert other.status == "ok"
         assert other.data == f"{one.data}, last 2 blocks fine-tuned"

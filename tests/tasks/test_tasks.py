@@ -929,7 +929,8 @@ def test_padding_leaves_the_ranks_of_the_others_alone():
     ranks = PaddedRank(sodeep.exact_rank, 7)(x)
     torch.testing.assert_close(ranks, sodeep.exact_rank(x))
     expected = (
-        "`scores` must have lists of at most 2 for this sorter, got 3. Use batches of 2, or a sorter for any length."
+        "`scores` must have lists of at most 2 for this sorter, got 3. Use batches of 2, and groups of at most as many "
+        "items, or a sorter for any length."
     )
     with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
         PaddedRank(sodeep.exact_rank, 2)(x)
