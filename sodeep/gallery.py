@@ -24,6 +24,7 @@ from sodeep._core.precision import wide_dtype, working_dtype
 from sodeep._core.progress import Progress
 from sodeep._core.ties import copies_of
 from sodeep.losses.similarity import SIMILARITIES, check_embeddings, unit_rows
+from sodeep.metrics.retrieval import choose_log
 
 METRICS = ("mAP", "mAP@R", "R-precision", "R@1", "R@10")
 """Those that are taken by default."""
@@ -201,11 +202,8 @@ def _average_precision(found: _Found, k: Tensor) -> Tensor:
 def _hit_rate(found: _Found, k: Tensor) -> Tensor:
     above, tied, hits = found.first()
     taken = (torch.minimum(k, found.searched) - above).clamp(min=0)
-    wide = wide_dtype(k)
-    misses = torch.zeros_like(above, dtype=wide)
-    for n, sign in ((tied - hits, 1), (tied, -1)):  # log of C(n - r, m) / C(n, m)
-        misses += sign * ((n + 1).to(wide).lgamma() - (n - taken + 1).clamp(min=1).to(wide).lgamma())
-    return 1 - misses.exp().masked_fill(tied - hits < taken, 0)
+    miss = choose_log(tied - hits, taken) - choose_log(tied, taken)  # log of C(n - r, m) / C(n, m)
+    return 1 - miss.exp().masked_fill(tied - hits < taken, 0)
 
 
 def _reciprocal_rank(found: _Found, k: Tensor) -> Tensor:
@@ -362,17 +360,17 @@ class _Search:
     def _relevant(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Which places of (b, P) are relevant items, and which columns they are."""
         labels = self.labels[rows]
-        if labels.ndim == 1:
+        if labels.ndim == 1:  # the columns of a label stand together
             first = torch.searchsorted(self.item_labels, labels)
             count = torch.searchsorted(self.item_labels, labels, right=True) - first
-            places = torch.arange(int(count.max()) if len(count) else 0, device=rows.device)
-            real = places < count.unsqueeze(-1)
-            return real, (first.unsqueeze(-1) + places).masked_fill(~real, 0)
-        row, column = same_label(labels, self.item_labels).nonzero().T
-        count = torch.bincount(row, minlength=len(rows))
-        place = torch.arange(len(row), device=rows.device) - (count.cumsum(0) - count)[row]
-        real = torch.arange(int(count.max()) if len(count) else 0, device=rows.device) < count.unsqueeze(-1)
-        return real, torch.zeros_like(real, dtype=torch.long).index_put_((row, place), column)
+        else:
+            row, column = same_label(labels, self.item_labels).nonzero().T
+            count = torch.bincount(row, minlength=len(rows))
+            first = count.cumsum(0) - count
+        places = torch.arange(int(count.max()) if len(count) else 0, device=rows.device)
+        real = places < count.unsqueeze(-1)
+        columns = (first.unsqueeze(-1) + places).masked_fill(~real, 0)
+        return real, columns if labels.ndim == 1 or not len(column) else column[columns]
 
     def _left_out(self, rows: Tensor, relevant: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
         """Pairs of query in the block and column that are not searched."""

@@ -45,6 +45,15 @@ def with_validation(split: Array, seed: int, fraction: float = 0.15) -> Array:
     return np.where(np.isin(np.arange(len(split)), chosen), "val", split)
 
 
+def differing_groups(group: Array, target: Array) -> Array:
+    """Which groups have items of different targets, bool, one for each of ``np.unique(group)``."""
+    ids, first, row = np.unique(group, return_index=True, return_inverse=True)
+    row = row.reshape(-1)
+    differ = np.zeros(len(ids), dtype=bool)
+    np.logical_or.at(differ, row, target != target[first][row])
+    return differ
+
+
 def split_of_groups(split: Array | None, group: Array, target: Array, seed: int, folds: int | None = None) -> Array:
     """The split given for items (N,), with groups of "train" drawn for "val" where it has none; or groups drawn.
 
@@ -56,8 +65,7 @@ def split_of_groups(split: Array | None, group: Array, target: Array, seed: int,
     """
     ids, first, row = np.unique(group, return_index=True, return_inverse=True)
     row = row.reshape(-1)
-    differ = np.zeros(len(ids), dtype=bool)
-    np.logical_or.at(differ, row, target != target[first][row])
+    differ = differing_groups(group, target)
     least = (2 if split is not None else 5) if folds is None else folds
     parts = [np.flatnonzero(differ), np.flatnonzero(~differ)]
     if split is not None:

@@ -283,7 +283,7 @@ def hit_rate_at_k(
     def chance_of_a_hit(order: Order) -> Tensor:
         above, tied, hits_above, hits_tied = order.group_at((order.real.clamp(max=k) - 1).clamp(min=0))
         taken = order.real.clamp(max=k) - above
-        miss = _choose_log(tied - hits_tied, taken) - _choose_log(tied, taken)  # log of C(n - r, m) / C(n, m)
+        miss = choose_log(tied - hits_tied, taken) - choose_log(tied, taken)  # log of C(n - r, m) / C(n, m)
         miss = miss.exp().masked_fill(tied - hits_tied < taken, 0)
         return torch.where(hits_above > 0, 1, 1 - miss)
 
@@ -443,7 +443,7 @@ def _precision_sum(order: Order, k: Tensor) -> Tensor:
     return (order.relevant * order.chance_within(k) * precision).sum(-1)
 
 
-def _choose_log(n: Tensor, m: Tensor) -> Tensor:
+def choose_log(n: Tensor, m: Tensor) -> Tensor:
     """log(n (n - 1) ... (n - m + 1)); whatever where n < m."""
     n = n.to(wide_dtype(n))
     return (n + 1).lgamma() - (n - m + 1).clamp(min=1).lgamma()

@@ -18,7 +18,7 @@ from sodeep._core.checks import check_at_least, check_choice, user_path
 from sodeep._core.search import Range
 from sodeep.datasets.generated import queries
 from sodeep.datasets.ranking import RANKING, read_group_table
-from sodeep.datasets.splits import split_of_groups
+from sodeep.datasets.splits import differing_groups, split_of_groups
 from sodeep.datasets.types import Array, RankingData
 from sodeep.groups import GroupBatchSampler, Groups
 from sodeep.tasks import boosting
@@ -114,7 +114,7 @@ class Ranking(Task):
         self.group_names, group = np.unique(np.asarray(data.group), return_inverse=True)
         self.group = group.reshape(-1)
         for split, index in self.index.items():
-            if not self._differs(index):
+            if not differing_groups(self.group[index.numpy()], self.relevance[index].numpy()).any():
                 raise ValueError(
                     f"`data` {data.name} must have a group in {split!r} whose items differ in relevance, got none. "
                     "Nothing can be ranked by it."
@@ -164,12 +164,6 @@ class Ranking(Task):
     def groups_of(cls, data: RankingData) -> Array:
         """Those of the data."""
         return np.asarray(data.group)
-
-    def _differs(self, index: Tensor) -> bool:
-        """Whether the relevance of these items differs in any group."""
-        group, relevance = self.group[index.numpy()], self.relevance[index]
-        first = np.unique(group, return_index=True, return_inverse=True)
-        return bool((relevance != relevance[first[1]][first[2].reshape(-1)]).any())
 
     def size_of(self, split: str) -> int:
         """Its groups."""
