@@ -24,7 +24,7 @@ from sodeep._core.precision import wide_dtype, working_dtype
 from sodeep._core.progress import Progress
 from sodeep._core.ties import copies_of
 from sodeep.losses.similarity import SIMILARITIES, check_embeddings, unit_rows
-from sodeep.metrics.retrieval import choose_log
+from sodeep.metrics._per_list import chance_of_none
 
 METRICS = ("mAP", "mAP@R", "R-precision", "R@1", "R@10")
 """Those that are taken by default."""
@@ -202,8 +202,7 @@ def _average_precision(found: _Found, k: Tensor) -> Tensor:
 def _hit_rate(found: _Found, k: Tensor) -> Tensor:
     above, tied, hits = found.first()
     taken = (torch.minimum(k, found.searched) - above).clamp(min=0)
-    miss = choose_log(tied - hits, taken) - choose_log(tied, taken)  # log of C(n - r, m) / C(n, m)
-    return 1 - miss.exp().masked_fill(tied - hits < taken, 0)
+    return 1 - chance_of_none(tied, hits, taken)
 
 
 def _reciprocal_rank(found: _Found, k: Tensor) -> Tensor:

@@ -141,3 +141,15 @@ class Order(NamedTuple):
     def hits_within(self, k: Tensor) -> Tensor:
         """Relevant items among the first k (rows,)."""
         return (self.relevant * self.chance_within(k)).sum(-1)
+
+
+def chance_of_none(tied: Tensor, hits: Tensor, taken: Tensor) -> Tensor:
+    """The chance that `taken` of `tied` items, in any order, hold none of its `hits`: C(n - r, m) / C(n, m)."""
+    chance = _ordered_choices_log(tied - hits, taken) - _ordered_choices_log(tied, taken)
+    return chance.exp().masked_fill(tied - hits < taken, 0)
+
+
+def _ordered_choices_log(n: Tensor, m: Tensor) -> Tensor:
+    """log(n (n - 1) ... (n - m + 1)); whatever where n < m."""
+    n = n.to(wide_dtype(n))
+    return (n + 1).lgamma() - (n - m + 1).clamp(min=1).lgamma()

@@ -23,7 +23,7 @@ from sodeep._core.checks import (
 )
 from sodeep._core.precision import full_precision, wide_dtype, working_dtype
 from sodeep.groups import GroupIds
-from sodeep.metrics._per_list import Order, check_k, finish, in_chunks, metric, per_query
+from sodeep.metrics._per_list import Order, chance_of_none, check_k, finish, in_chunks, metric, per_query
 
 
 @metric
@@ -283,9 +283,7 @@ def hit_rate_at_k(
     def chance_of_a_hit(order: Order) -> Tensor:
         above, tied, hits_above, hits_tied = order.group_at((order.real.clamp(max=k) - 1).clamp(min=0))
         taken = order.real.clamp(max=k) - above
-        miss = choose_log(tied - hits_tied, taken) - choose_log(tied, taken)  # log of C(n - r, m) / C(n, m)
-        miss = miss.exp().masked_fill(tied - hits_tied < taken, 0)
-        return torch.where(hits_above > 0, 1, 1 - miss)
+        return torch.where(hits_above > 0, 1, 1 - chance_of_none(tied, hits_tied, taken))
 
     return per_query(chance_of_a_hit, "hit_rate_at_k", scores, relevant, where, chunk_size)
 
@@ -441,12 +439,6 @@ def _precision_sum(order: Order, k: Tensor) -> Tensor:
     """Sum of the precision at the relevant items among the first k (rows,)."""
     precision = order.hits.gather(-1, order.through - 1) / order.through.to(wide_dtype(k))
     return (order.relevant * order.chance_within(k) * precision).sum(-1)
-
-
-def choose_log(n: Tensor, m: Tensor) -> Tensor:
-    """log(n (n - 1) ... (n - m + 1)); whatever where n < m."""
-    n = n.to(wide_dtype(n))
-    return (n + 1).lgamma() - (n - m + 1).clamp(min=1).lgamma()
 
 
 def _check_codes(query_codes: Tensor, gallery_codes: Tensor, scores: Tensor) -> None:
