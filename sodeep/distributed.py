@@ -45,10 +45,21 @@ def gather(embeddings: Tensor) -> Tensor:
         raise TypeError(f"`embeddings` must be a torch.Tensor, got {type(embeddings).__name__}.")
     if embeddings.ndim == 0:
         raise ValueError("`embeddings` must have an axis of rows, got shape (). Give it one: embeddings.unsqueeze(0).")
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return embeddings
-    rows: Tensor = _Gather.apply(embeddings, _rows_per_process(embeddings))  # type: ignore[no-untyped-call]
-    return rows
+    return gather_with_place(embeddings)[0]
+
+
+def several_processes() -> bool:
+    """Whether there is anything to gather."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def gather_with_place(rows: Tensor) -> tuple[Tensor, int]:
+    """`gather` of checked rows, and the place in it of the first row of this process."""
+    if not several_processes():
+        return rows, 0
+    counts = _rows_per_process(rows)
+    gathered: Tensor = _Gather.apply(rows, counts)  # type: ignore[no-untyped-call]
+    return gathered, sum(counts[: dist.get_rank()])
 
 
 def drop_repeats(indices: Tensor, *rows: Tensor) -> tuple[Tensor, ...]:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
+import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +19,17 @@ from scipy import stats
 from torch import Tensor, nn
 
 from sodeep.distributed import drop_repeats, gather
+from sodeep.losses.contrastive import triplet_loss
 from sodeep.losses.cross_modal import CrossModalLoss
 from sodeep.losses.embedding import EmbeddingLoss
+from sodeep.losses.histogram import histogram_loss
 from sodeep.losses.memory import EmbeddingMemory
+from sodeep.losses.multi_similarity import multi_similarity_loss
+from sodeep.losses.nt_xent import NTXentLoss
+from sodeep.losses.rank import MAPLoss
 from sodeep.losses.smooth_ap import smooth_ap_loss
 from sodeep.multistage import multistage_backward
+from sodeep.ranks import laplace_rank
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -396,6 +406,50 @@ STEPS = {
 """A training step on the rows of one process that is to equal the step of one process on all rows."""
 
 
+class SharedOut:
+    """A loss of one's own that processes may share out; counts the lists that it is given."""
+
+    mean_over_lists = True
+
+    def __init__(self) -> None:
+        self.lists = 0
+
+    def __call__(self, scores: Tensor, relevant: Tensor, reduction: str = "mean", return_stats: bool = False) -> Tensor:
+        self.lists += len(scores)
+        values = scores.exp().cumsum(1)[:, -1] / (1 + relevant.sum(1))
+        return values if reduction == "none" else values.mean()
+
+
+RELEVANT = torch.rand(7, 7, generator=torch.Generator().manual_seed(5)) < 0.3
+REAL = torch.rand(7, 7, generator=torch.Generator().manual_seed(6)) < 0.8
+SHARED = {
+    "smooth_ap": smooth_ap_loss,
+    "map": MAPLoss(partial(laplace_rank, tau=0.5)),
+    "nt_xent": NTXentLoss(0.3),
+    "triplet": partial(triplet_loss, margin=0.3, mining="hard"),
+    "multi_similarity": multi_similarity_loss,
+    "histogram": histogram_loss,
+    "own": SharedOut(),
+}
+"""Losses of all processes: each takes the lists of its rows, but of the histogram loss and a loss that says nothing."""
+ROWS = {"unequal": CUTS, "empty": {0: slice(0, 7), 1: slice(7, 7)}}
+
+
+def _shared(name: str, z: Tensor, labels: Tensor, kind: str, gather: bool) -> Tensor:
+    """A loss of `SHARED` on the rows of this process, or of all."""
+    criterion: nn.Module
+    if kind == "cross-modal":
+        criterion, both = CrossModalLoss(SHARED[name], gather=gather), (z, z.flip(1) + 0.1)
+        return criterion(*both, RELEVANT) if name == "own" else criterion(*both, RELEVANT, where=REAL)
+    criterion = EmbeddingLoss(SHARED[name], gather=gather)
+    if kind == "none" and name != "histogram":
+        return criterion(z, labels, reduction="none").nan_to_num(0.5).square().sum()
+    if kind == "stats" and name != "own":
+        value, stats = criterion(z, labels, return_stats=True)
+        return value * (stats.total + 10 * stats.defined)
+    return criterion(z, labels)
+
+
 def _worker(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(f"{folder}/store", 2)
@@ -435,6 +489,23 @@ def _results(rank: int) -> dict[str, object]:
         if value.requires_grad:
             value.backward()
         results[name] = value.detach(), grads(model)
+
+    for rows, cuts in ROWS.items():
+        for name in SHARED:
+            for kind in ("plain", "none", "stats", "cross-modal"):
+                model = nn.parallel.DistributedDataParallel(encoder())
+                value = _shared(name, model(X[cuts[rank]]), LABELS[cuts[rank]], kind, gather=True)
+                value.backward()
+                results[f"{rows} {name} {kind}"] = value.detach(), grads(model)
+    SHARED["own"].lists = 0
+    EmbeddingLoss(SHARED["own"], gather=True)(X[mine], LABELS[mine])
+    results["lists"] = SHARED["own"].lists
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        EmbeddingLoss(smooth_ap_loss, gather=True)(X[mine], LABELS[mine] + 10 * (rank > 0))  # process 1: no relevant
+        results["none here"] = [str(warning.message) for warning in caught]
+        EmbeddingLoss(smooth_ap_loss, gather=True)(X[mine], torch.arange(7)[mine])
+        results["none anywhere"] = [str(warning.message) for warning in caught]
 
     for name, bad in (("shape", X[mine, : 3 + rank]), ("axes", X[mine][..., None] if rank else X[mine])):
         try:
@@ -497,6 +568,46 @@ def test_value_and_gradient_under_ddp_are_those_of_one_process(two_processes, na
     value.backward()
     for results in two_processes:
         torch.testing.assert_close(results[name], (value.detach(), grads(model)))
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("kind", ["plain", "none", "stats", "cross-modal"])
+@pytest.mark.parametrize("name", SHARED)
+def test_shared_out_value_and_gradient_are_those_of_one_process(two_processes, rows, name, kind):
+    model = encoder()
+    value = _shared(name, model(X), LABELS, kind, gather=False)
+    value.backward()
+    for results in two_processes:
+        torch.testing.assert_close(
+            results[f"{rows} {name} {kind}"], (value.detach(), grads(model)), rtol=1e-12, atol=1e-12
+        )
+
+
+def test_each_process_takes_the_lists_of_its_own_rows(two_processes):
+    assert [results["lists"] for results in two_processes] == [5, 2]
+
+
+def test_a_process_that_raises_ends_the_job_with_its_error(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch, torch.distributed as dist\n"
+        "from sodeep import EmbeddingLoss, SmoothAPLoss\n"
+        "dist.init_process_group('gloo')\n"
+        "x = torch.randn(4, 3, requires_grad=True)\n"
+        "EmbeddingLoss(SmoothAPLoss(), gather=True)(x, torch.arange(4 - dist.get_rank()) % 2).backward()\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 1
+    assert "ValueError: `labels` must have shape (4,) or multi-hot (4, c), one label for each row" in done.stderr
+
+
+def test_a_warning_is_of_the_lists_of_all_processes(two_processes):
+    for results in two_processes:
+        assert results["none here"] == []
+        assert results["none anywhere"] == [
+            "0 of 7 lists have what the loss needs, of all processes: the loss is a constant 0 for this batch."
+        ]
 
 
 def test_what_is_not_finite_on_one_process_is_refused_on_every_process(two_processes):

@@ -150,7 +150,7 @@ def reduce_over_both(
 
 
 def loss_function(
-    *together: Check, **checks: Check
+    *together: Check, mean_over_lists: bool = True, **checks: Check
 ) -> Callable[[Callable[P, Tensor | tuple[Tensor, Stats]]], LossFunction[P, Stats]]:
     """Decorator of every loss: checks its options, pads flat tensors with `group`, and runs it in full precision.
 
@@ -158,6 +158,8 @@ def loss_function(
 
     Args:
         together: ``check(**options)`` of several options at once, after each alone.
+        mean_over_lists: whether the loss is the mean of its values without a reduction, so that processes can share
+            the lists out.
         checks: what each option must be.
     """
 
@@ -182,6 +184,7 @@ def loss_function(
             return run(*args, **check_options(kwargs))
 
         wrapper.check_options = check_options  # type: ignore[attr-defined]
+        wrapper.mean_over_lists = mean_over_lists  # type: ignore[attr-defined]
         return cast(LossFunction[P, Stats], wrapper)
 
     return decorate

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,7 +21,8 @@ from sodeep._core.checks import (
     is_number,
     readable,
 )
-from sodeep.losses._base import LossModule, reduce_defined
+from sodeep.distributed import gather, several_processes
+from sodeep.losses._base import Loss, LossModule, UndefinedListWarning, reduce_defined
 from sodeep.losses.similarity import SIMILARITIES
 
 
@@ -66,10 +69,26 @@ class OnEmbeddings(LossModule[Any]):
 
     def _no_pairs(self, scores: Tensor, options: Mapping[str, Any]) -> Any:
         """The loss of rows that form no pair: a zero that keeps the graph, or NaN, and a warning."""
-        given = {"reduction": getattr(self.loss, "reduction", None), **getattr(self.loss, "keywords", {}), **options}
-        reduction = "none" if given["reduction"] == "none" else "mean"
         zeros = scores.new_zeros(len(scores))
-        return reduce_defined(zeros, zeros.bool(), scores, reduction, bool(given.get("return_stats")), needs="a pair")
+        return reduce_defined(zeros, zeros.bool(), scores, *self._reduction(options), needs="a pair")
+
+    def _reduction(self, options: Mapping[str, Any]) -> tuple[str, bool]:
+        """The reduction that the loss is called with, and whether its stats are asked for."""
+        given = {"reduction": getattr(self.loss, "reduction", None), **getattr(self.loss, "keywords", {}), **options}
+        return "none" if given["reduction"] == "none" else "mean", bool(given.get("return_stats"))
+
+    def _is_shared_out(self) -> bool:
+        """Whether each process takes the lists of its own queries only: where the loss is a mean over lists."""
+        return self.gather and several_processes() and _is_mean_over_lists(self.loss)
+
+    def _shared_value(self, scores: Tensor, relevant: Tensor, where: Tensor | None, options: Mapping[str, Any]) -> Any:
+        """The value over the queries of all processes, from the lists of those of this one."""
+        alone = {**options, "reduction": "none", "return_stats": False}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UndefinedListWarning)  # other processes may have lists that are defined
+            values = gather(self._value(scores, relevant, where, alone))
+        needs = "what the loss needs, of all processes"
+        return reduce_defined(values, ~values.isnan(), values[:, None], *self._reduction(options), needs, other="")
 
     def extra_repr(self) -> str:
         """The options, for repr()."""
@@ -97,6 +116,13 @@ def _check_scale(scale: Any) -> Any:
             + (" Wrap it: nn.Parameter(scale) learns, float(scale) stays." if isinstance(scale, Tensor) else "")
         )
     return scale
+
+
+def _is_mean_over_lists(loss: Callable[..., Any]) -> bool:
+    """Whether `loss` gives the mean of what it gives with ``reduction="none"``: it says so."""
+    while isinstance(loss, functools.partial):
+        loss = loss.func
+    return bool(getattr(type(loss).function if isinstance(loss, Loss) else loss, "mean_over_lists", False))
 
 
 def _takes_where(loss: Callable[..., Any]) -> bool:

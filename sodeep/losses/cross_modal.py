@@ -8,7 +8,7 @@ Sources: Faghri et al., BMVC 2018 (VSE++); Radford et al., ICML 2021 (CLIP).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sodeep._core.checks import describe
 from sodeep._core.precision import full_precision
-from sodeep.distributed import gather as gather_rows
+from sodeep.distributed import gather_with_place
 from sodeep.losses._on_embeddings import OnEmbeddings, check_mask, zero_masked
 from sodeep.losses.similarity import check_finite_rows, check_rows, similarities
 
@@ -39,7 +39,7 @@ class CrossModalLoss(OnEmbeddings):
     Args:
         loss: any callable ``loss(scores, relevant)`` of two (n, m) tensors.
         similarity: "cosine", "dot" or "euclidean", as in `pairwise_scores`.
-        gather: take the rows of all processes first, as in `EmbeddingLoss`; `relevant`, and a `where` of pairs, if
+        gather: take the rows of all processes, shared out as in `EmbeddingLoss`; `relevant`, and a `where` of pairs, if
             given, are then those of all rows, in the order of the processes.
         scale: what the similarities are multiplied by before the loss, a parameter that learns included, as in
             `EmbeddingLoss`. CLIP is ``CrossModalLoss(NTXentLoss(temperature=1), scale=...)``.
@@ -82,10 +82,13 @@ class CrossModalLoss(OnEmbeddings):
             check_mask(where, queries, "queries")
         if where is not None and where.ndim == 1 and len(where) == len(queries) == len(gallery):
             queries, gallery = zero_masked(queries, where), zero_masked(gallery, where)
-            where = gather_rows(where) if self.gather else where
+            where = gather_with_place(where)[0] if self.gather else where
             where = where[:, None] & where
+        own_queries, own_gallery = queries, gallery
+        first_query = first_row = 0
         if self.gather:
-            queries, gallery = gather_rows(queries), gather_rows(gallery)
+            queries, first_query = gather_with_place(queries)
+            gallery, first_row = gather_with_place(gallery)
         n, m = len(queries), len(gallery)
         if where is not None:
             if where.shape != (n, m):
@@ -108,12 +111,33 @@ class CrossModalLoss(OnEmbeddings):
                 f"`relevant` must be given when queries ({n}) and gallery ({m}) differ in number, got None. "
                 f"Say which belong together in a boolean tensor of shape ({n}, {m})."
             )
-        scores = self._scaled(full_precision(similarities)(queries, gallery, self.similarity))
-        there = self._value(scores, relevant, where, options)
-        back = self._value(scores.T, relevant.T, where if where is None else where.T, options)
+        if self._is_shared_out():
+            there = self._one_way(own_queries, gallery, relevant, where, first_query, options)
+            other = where if where is None else where.T
+            back = self._one_way(own_gallery, queries, relevant.T, other, first_row, options)
+        else:
+            scores = self._scaled(full_precision(similarities)(queries, gallery, self.similarity))
+            there = self._value(scores, relevant, where, options)
+            back = self._value(scores.T, relevant.T, where if where is None else where.T, options)
         if type(there) is type(back) is tuple and len(there) == 2:  # what return_stats adds
             return _mean_of_both(there[0], back[0]), (there[1], back[1])
         return _mean_of_both(there, back)
+
+    def _one_way(
+        self,
+        own: Tensor,
+        others: Tensor,
+        relevant: Tensor,
+        where: Tensor | None,
+        first: int,
+        options: Mapping[str, Any],
+    ) -> Any:
+        """The value of this process's rows and those of all others, as queries of `others`."""
+        mine = slice(first, first + len(own))
+        if where is not None:
+            own, where = zero_masked(own, where[mine].any(1)), where[mine]
+        scores = self._scaled(full_precision(similarities)(own, others, self.similarity))
+        return self._shared_value(scores, relevant[mine], where, options)
 
 
 def _mean_of_both(there: Any, back: Any) -> Any:

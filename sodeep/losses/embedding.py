@@ -20,10 +20,12 @@ from torch import Tensor, nn
 
 from sodeep._core.checks import describe, readable
 from sodeep._core.labels import as_labels, label_tensor, same_label
-from sodeep.distributed import gather as gather_rows
+from sodeep.distributed import gather, gather_with_place
 from sodeep.losses._on_embeddings import OnEmbeddings, check_mask, zero_masked
 from sodeep.losses.memory import NO_ID, EmbeddingMemory, as_ids
 from sodeep.losses.similarity import check_finite_rows, check_rows, drop_diagonal, relevance, similarities_to
+
+MASK = "Mask those rows out with where="
 
 
 def _other_items(ids: Tensor, ref_ids: Tensor) -> Tensor:
@@ -96,28 +98,42 @@ def _or_all(mask: Tensor | None, like: Tensor) -> Tensor:
     return torch.ones_like(like, dtype=torch.bool) if mask is None else mask
 
 
-def _without_self(
-    scores: Tensor, relevant: Tensor, pairs: Tensor | None, references: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """All three without self pairs, if the rows are compared with themselves."""
-    if references is not None:
-        return scores, relevant, pairs
-    return drop_diagonal(scores), drop_diagonal(relevant), None if pairs is None else drop_diagonal(pairs)
-
-
-class _Batch(NamedTuple):
-    """The arguments of a call of `EmbeddingLoss`, checked and converted; of all processes with gather."""
+class _Rows(NamedTuple):
+    """One side of the pairs, checked and converted."""
 
     embeddings: Tensor
-    """(n, d), the queries."""
-    references: Tensor | None
-    """(m, d), the keys or the reference set; None for the queries themselves."""
+    """(n, d)."""
     labels: Any
     """(n,) or (n, c); in any form, a relevance matrix included, where there is a reference set or nothing."""
     ids: Tensor | None
-    ref_ids: Tensor | None
-    rows: Tensor | None
+    real: Tensor | None
     """(n,), which rows are real; None for all."""
+
+    def kept(self) -> tuple[Tensor, Any, Tensor | None]:
+        """Embeddings, labels and ids of the real ones."""
+        embeddings, labels, ids, real = self
+        if real is None:
+            return embeddings, labels, ids
+        return embeddings[real], labels[real], None if ids is None else ids[real]
+
+    def gathered(self) -> tuple[_Rows, int]:
+        """These rows of all processes, and the place of the first one of this process."""
+        rows, first = gather_with_place(self.embeddings)
+        others = (x if x is None else gather_with_place(x)[0] for x in self[1:])
+        return _Rows(rows, *others), first
+
+
+class _Batch(NamedTuple):
+    """The arguments of a call of `EmbeddingLoss`."""
+
+    queries: _Rows
+    """(n, d); with gather those of all processes, or of this one where each takes the lists of its own."""
+    references: _Rows
+    """(m, d), the reference set, or the queries or keys, of all processes with gather."""
+    first: int
+    """The place of the first query, or of its key, among the references, where they hold it."""
+    themselves: bool
+    """Whether the references are the queries, not their keys, so that each has a pair with itself."""
     pairs: Tensor | None
     """(n, m), which pairs are real; None for all."""
 
@@ -134,9 +150,13 @@ class EmbeddingLoss(OnEmbeddings):
         similarity: "cosine", "dot" or "euclidean", as in `pairwise_scores`.
         memory: past embeddings as further references. The list of a row is then the rest of the batch and the memory;
             the batch is added after its loss is taken. In eval mode the memory is neither read nor written.
-        gather: take the rows of all processes (see `gather`): every process computes the loss of the global batch,
-            and DDP ends up with its gradient. Leave the loss itself outside DDP. With one process this does nothing.
-            What comes with the rows (`ids`, `where`, `keys`) is gathered too: give it on every process or on none.
+        gather: the loss of the batch of all processes (see `gather`), the same on each, of which DDP ends up with the
+            gradient. Each process takes the lists of its own rows against those of all, so that memory and time fall
+            with the number of processes, where the loss is a mean over lists, as all of ours are but
+            `histogram_loss` and `spearman_loss`; a loss of one's own says so with an attribute
+            ``mean_over_lists = True`` and takes ``reduction="none"``. Any other is computed whole on every process.
+            Leave the loss itself outside DDP. With one process this does nothing. What comes with the rows (`ids`,
+            `where`, `keys`) is gathered too: give it on every process or on none.
         scale: what the similarities are multiplied by before the loss, on top of a temperature of its own: a positive
             number, an nn.Parameter, or a module or function that gives the factor when called without arguments. A
             parameter, or one in a module, is among the parameters of this loss: give them to the optimiser. It is the
@@ -255,45 +275,50 @@ class EmbeddingLoss(OnEmbeddings):
         memory = self.memory if self.training else None
         self._check_sets(embeddings, ref_embeddings, ref_labels, keys, memory, indices_tuple)
         batch = self._read(embeddings, labels, ref_embeddings, keys, memory, where, ids, ref_ids, indices_tuple)
-        embeddings, references, labels, ids, ref_ids, rows, pairs = batch
-        n, m, device = len(embeddings), len(embeddings if references is None else references), embeddings.device
+        queries, references, first, pairs = batch.queries, batch.references, batch.first, batch.pairs
+        n, m, device = len(queries.embeddings), len(references.embeddings), queries.embeddings.device
 
         if indices_tuple is not None:
             relevant, mined = _mined_pairs(indices_tuple, n, m, device)
             pairs = _both_masks(pairs, mined)
         elif self._fixed_references(memory, keys):
-            relevant = same_label(labels, labels)
+            relevant = same_label(queries.labels, references.labels)
         else:
-            relevant = relevance(labels, ref_labels, n, m, ref_embeddings is not None)
-        if rows is not None:
-            columns = rows.new_ones(m) if references is not None and keys is None else rows
-            pairs = _both_masks(pairs, rows[:, None] & columns)
-        if ids is not None:
-            others = _other_items(ids, ids if ref_ids is None else ref_ids)
+            relevant = relevance(queries.labels, ref_labels, n, m, ref_embeddings is not None)
+        if queries.real is not None:
+            columns = queries.real.new_ones(m) if references.real is None else references.real
+            pairs = _both_masks(pairs, queries.real[:, None] & columns)
+        if queries.ids is not None and references.ids is not None:
+            others = _other_items(queries.ids, references.ids)
             if keys is not None:  # the key of the query itself stays
-                others = others | torch.eye(n, dtype=torch.bool, device=device)
+                places = torch.arange(m, device=device)
+                others = others | (places[first : first + n, None] == places)
             pairs = _both_masks(pairs, others)
-        if memory is None:
-            (scores,) = similarities_to(embeddings, [references], self.similarity)
-            scores, relevant, pairs = _without_self(scores, relevant, pairs, references)
-            return self._value(self._scaled(scores), relevant, pairs, options)
 
-        past, past_labels, past_ids = memory.past()
-        scores, past_scores = similarities_to(embeddings, [references, past], self.similarity)
-        scores, relevant, pairs = _without_self(scores, relevant, pairs, references)
-        past_pairs = None if ids is None else _other_items(ids, past_ids)
-        if rows is not None:
-            past_pairs = _both_masks(past_pairs, rows[:, None].expand(past_scores.shape))
-        if pairs is not None or past_pairs is not None:
-            pairs = torch.cat([_or_all(pairs, scores), _or_all(past_pairs, past_scores)], 1)
-        scores = torch.cat([scores, past_scores], 1)
-        relevant = torch.cat([relevant, same_label(labels, past_labels.to(labels.dtype))], 1)
-        value = self._value(self._scaled(scores), relevant, pairs, options)
+        def without_self(x: Tensor) -> Tensor:
+            return drop_diagonal(x, first) if batch.themselves else x
 
-        new = embeddings if references is None else references
-        if rows is not None:
-            new, labels, ids = new[rows], labels[rows], ids if ids is None else ids[rows]
-        memory.add_checked(new, labels, ids)
+        # one tensor for both sides where they are the same rows: they are brought to unit length once
+        sets: list[Tensor | None] = [None if references.embeddings is queries.embeddings else references.embeddings]
+        past = None if memory is None else memory.past()
+        if past is not None:
+            sets.append(past[0])
+        scores, *past_scores = similarities_to(queries.embeddings, sets, self.similarity)
+        scores, relevant = without_self(scores), without_self(relevant)
+        pairs = pairs if pairs is None else without_self(pairs)
+        if memory is not None and past is not None:
+            _, past_labels, past_ids = past
+            past_pairs = None if queries.ids is None else _other_items(queries.ids, past_ids)
+            if queries.real is not None:
+                past_pairs = _both_masks(past_pairs, queries.real[:, None].expand(past_scores[0].shape))
+            if pairs is not None or past_pairs is not None:
+                pairs = torch.cat([_or_all(pairs, scores), _or_all(past_pairs, past_scores[0])], 1)
+            scores = torch.cat([scores, *past_scores], 1)
+            relevant = torch.cat([relevant, same_label(queries.labels, past_labels.to(queries.labels.dtype))], 1)
+        value_of = self._shared_value if self._is_shared_out() else self._value
+        value = value_of(self._scaled(scores), relevant, pairs, options)
+        if memory is not None:
+            memory.add_checked(*references.kept())
         return value
 
     def _fixed_references(self, memory: EmbeddingMemory | None, keys: Tensor | None) -> str:
@@ -362,19 +387,25 @@ class EmbeddingLoss(OnEmbeddings):
             if indices_tuple is not None:  # relevance comes from it, but labels must still fit the batch
                 as_labels(labels, "labels", n)
         ids, ref_ids = _both_ids(ids, ref_ids, embeddings, ref_embeddings)
-        embeddings = zero_masked(embeddings, rows)
+        first = 0
+        queries = found = _Rows(zero_masked(embeddings, rows), labels, ids, rows)
         if keys is not None:
-            references = zero_masked(keys, rows)
+            found = queries._replace(embeddings=zero_masked(keys, rows))
+        elif references is not None:
+            found = _Rows(references, None, ref_ids, None)
         if self.gather:
-            embeddings, labels = gather_rows(embeddings), gather_rows(labels)
-            references, rows, ids = (x if x is None else gather_rows(x) for x in (references, rows, ids))
-        # after gather, so that every process raises and none waits for the one that did
-        remedy = "Mask those rows out with where="
-        check_finite_rows(embeddings, "embeddings", remedy)
+            everywhere, first = queries.gathered()
+            found = everywhere if keys is None else everywhere._replace(embeddings=gather(found.embeddings))
+            # after gather, so that every process raises and none waits for the one that did
+            check_finite_rows(everywhere.embeddings, "embeddings", MASK)
+            if not self._is_shared_out():
+                queries, first = everywhere, 0
+        else:
+            check_finite_rows(queries.embeddings, "embeddings", MASK)
         if references is not None:
-            name, remedy = ("keys", remedy) if keys is not None else ("ref_embeddings", "Drop those rows")
-            check_finite_rows(references, name, remedy)
-        return _Batch(embeddings, references, labels, ids, ref_ids, rows, pairs)
+            name, remedy = ("keys", MASK) if keys is not None else ("ref_embeddings", "Drop those rows")
+            check_finite_rows(found.embeddings, name, remedy)
+        return _Batch(queries, found, first, references is None, pairs)
 
     def _masks(self, where: Any, n: int, m: int, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """`where` as a mask of rows (n,) or of pairs (n, m)."""

@@ -25,7 +25,12 @@ def _check_mean(reduction: str, name: str) -> str:
 
 
 @loss_function(
-    check_range, num_bins=partial(check_at_least, low=1), low=check_number, high=check_number, reduction=_check_mean
+    check_range,
+    mean_over_lists=False,
+    num_bins=partial(check_at_least, low=1),
+    low=check_number,
+    high=check_number,
+    reduction=_check_mean,
 )
 def histogram_loss(
     scores: Tensor,

@@ -9,6 +9,8 @@ Sources: Yi et al., ICPR 2014 (binomial deviance); Oh Song et al., CVPR 2016 (li
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -84,7 +86,7 @@ class LiftedStructureLoss(Loss[ListStats]):
         super().__init__(margin=margin, reduction=reduction)
 
 
-STEEPNESS = {"alpha": check_positive, "beta": check_positive, "base": check_number}
+STEEPNESS: dict[str, Any] = {"alpha": check_positive, "beta": check_positive, "base": check_number}
 
 
 def _exponent(lists: Lists, alpha: float, beta: float, base: float) -> Tensor:

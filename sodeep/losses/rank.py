@@ -63,6 +63,7 @@ def _check_regression(scores: Tensor, target: Tensor, where: Tensor | None) -> t
 
 
 @loss_function(
+    mean_over_lists=False,  # a list without a rank has a value term
     rank_fn=check_rank_fn,
     value_weight=partial(check_number, low=0),
     value_loss=partial(check_choice, choices=("l1", "mse")),

@@ -128,12 +128,17 @@ def similarities_to(x: Tensor, sets: list[Tensor | None], similarity: str) -> li
     return [similarities(x, x if y is None else y, similarity) for y in sets]
 
 
-def drop_diagonal(x: Tensor) -> Tensor:
-    """(n, n) without its diagonal, as (n, n − 1).
+def drop_diagonal(x: Tensor, first: int = 0) -> Tensor:
+    """(n, m) without the entry first + i of row i, as (n, m − 1).
 
     Without its first entry a flattened square reads as n − 1 rows of n + 1, and the diagonal is their last column.
     """
-    n = len(x)
+    n, m = x.shape
+    if n < m:
+        left, square, right = torch.split_with_sizes(
+            x, [first, n, m - first - n], 1
+        )  # whose gradient is put together in one piece
+        return torch.cat([left, drop_diagonal(square), right], 1)
     return x.flatten()[1:].view(n - 1, n + 1)[:, :-1].reshape(n, n - 1) if n > 1 else x[:, :0]
 
 

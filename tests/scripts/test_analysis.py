@@ -146,6 +146,16 @@ def test_memory_and_time_of_multistage_backward():
     assert [float(row[-1]) for row in rows[1:]] == pytest.approx([0, 0], abs=1e-5)
 
 
+# ---- bench_processes -------------------------------------------------------------------------------------------------
+
+
+def test_a_loss_of_two_processes_is_that_of_one():
+    import bench_processes as script
+
+    _, shared = cells(run(script, "--loss", "nt-xent", "--size", 64, "--processes", 2, "--rounds", 1))[1:]
+    assert float(shared[-1]) < 1e-12
+
+
 # ---- compare_svm_ap --------------------------------------------------------------------------------------------------
 
 
