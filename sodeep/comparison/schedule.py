@@ -1,21 +1,17 @@
-"""The trainings and tests of a comparison: their order, processes, estimated duration, and resuming them."""
+"""The trainings and tests of a comparison: their order, estimated duration, and resuming them."""
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import statistics
-import threading
 import time
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +19,10 @@ import torch
 
 from sodeep._core.files import write_atomic
 from sodeep._core.signals import stop_signals
+from sodeep.comparison.executors import Call, WorkersLostError, one_thread, results
 from sodeep.comparison.losses_by_name import loss_by_name, stages_of
 from sodeep.comparison.runs import Run, key, key_of, parse_run, read_runs
-from sodeep.comparison.train import Job, Training, failed_test, load_task, or_lowest, run_test, run_training
+from sodeep.comparison.train import Done, Job, Training, load_task, or_lowest
 
 
 @dataclass(frozen=True)
@@ -137,14 +134,16 @@ class Schedule:
         """The seeds whose validation chooses the settings for a seed."""
         return [seed] if self.search_seeds is None else self.search_seeds
 
-    def run(self, jobs: int, on_start: Callable[[Plan], None] | None = None) -> list[Run]:
+    def run(
+        self, jobs: int | None, on_start: Callable[[Plan], None] | None = None, executor: Executor | None = None
+    ) -> list[Run]:
         """Do what is missing."""
         received: list[int] = []
         try:
             with stop_signals(interrupt=True) as received:
                 if on_start is not None:
-                    on_start(self._plan(jobs))
-                with contextlib.closing(self._finished(jobs)) as finished:
+                    on_start(self._plan(jobs or 1))
+                with contextlib.closing(self._finished(jobs, executor)) as finished:
                     for run in finished:
                         if self.on_run is not None:
                             self.on_run(run, self.finished, self.total)
@@ -152,20 +151,20 @@ class Schedule:
                             raise KeyboardInterrupt
         except KeyboardInterrupt:
             raise ComparisonStopped(self._kept("Stopped"), next(iter(received), signal.SIGINT)) from None
-        except BrokenProcessPool:
-            reason = "A worker process died, perhaps for want of memory (try fewer jobs)"
+        except WorkersLostError as lost:
             if received:  # the signal was for all processes
                 raise ComparisonStopped(self._kept("Stopped"), received[0]) from None
-            raise ComparisonStopped(self._kept(reason)) from None
+            raise ComparisonStopped(self._kept(str(lost))) from lost
         return [run for loss, seed in self.work for run in self._done_of(loss, seed)]
 
-    def _finished(self, jobs: int) -> Generator[Run, None, None]:
+    def _finished(self, jobs: int | None, executor: Executor | None) -> Generator[Run, None, None]:
         """Runs as they are done, kept already."""
         queue = deque(call for loss, seed in self.work for call in self._new_calls(loss, seed))
         try:
-            with contextlib.closing(_results(queue, jobs)) as results:
-                for run in results:
-                    self._keep(run)
+            with contextlib.closing(results(queue, jobs, executor)) as finished:
+                for call, done in finished:
+                    run = done.run
+                    self._keep(call.job, done)
                     for loss, seed in [(run.loss, run.seed), *self._waiting_for(run.loss, run.seed)]:
                         queue.extendleft(self._new_calls(loss, seed))
                     yield run
@@ -173,11 +172,12 @@ class Schedule:
             cause = f"{error.strerror}: {error.filename or self.path.parent}" if error.strerror else str(error)
             raise ComparisonStopped(self._kept(f"Stopped: {cause.removesuffix('.')}")) from error
 
-    def _new_calls(self, loss: str, seed: int) -> list[_Call]:
+    def _new_calls(self, loss: str, seed: int) -> list[Call]:
         """Those of `_calls` that were not in the queue before."""
         calls = []
         for call in self._calls(loss, seed):
-            name = (call[0].__name__, seed, f"{call[1].loss} {call[1].settings} {call[1].start}")
+            job, stage = call.job, call.function().__name__
+            name = (stage, seed, f"{job.loss} {job.settings} {job.start}")
             if name not in self._queued:
                 self._queued.add(name)
                 calls.append(call)
@@ -189,14 +189,14 @@ class Schedule:
         seeds = [(same, other) for same, other in self.work if same == loss and other != seed]
         return [*schedules, *(seeds if self.search_seeds is not None and seed in self.search_seeds else ())]
 
-    def _calls(self, loss: str, seed: int) -> list[_Call]:
+    def _calls(self, loss: str, seed: int) -> list[Call]:
         """What can be done for a loss and seed now: its trainings, then the test of the best, then nothing."""
         test = self.done.get(key(loss, seed, None))
         failed = test is not None and not test.settings
         start, _ = stages_of(loss)
         before = self.done.get(key(start, seed, None)) if start else None
         if before is not None and before.status == "failed":
-            return [] if failed else [(failed_test, self.work[loss, seed][0], before)]
+            return [] if failed else [Call(self.work[loss, seed][0], before)]
         jobs = self._jobs(loss, seed)
         if not jobs:  # the encoder to start from is not there yet
             return []
@@ -209,26 +209,26 @@ class Schedule:
         chosen = self._chosen(loss, seed)
         if chosen is None:
             first = self.done[key(loss, self._searched(seed)[0], jobs[0].settings)]
-            return [] if failed else [(failed_test, jobs[0], first)]
+            return [] if failed else [Call(jobs[0], first)]
         job = next(job for job in jobs if job.settings == chosen)
         run = self._run_of(job)
         if run is None:
             return self._trainings([job])
         if run.status != "ok":  # with settings that were chosen by other seeds
-            return [] if failed else [(failed_test, job, run)]
+            return [] if failed else [Call(job, run)]
         if test is not None and (test.settings, test.start) == (job.settings, job.start):
             is_kept = test.status != "ok" or not job.save_encoders or job.encoder.exists()
             if is_kept:  # else encoders are asked for after the test: it is done again
                 return []
-        return [(run_test, job, run)] if job.weights.exists() else self._trainings([job])
+        return [Call(job, run)] if job.weights.exists() else self._trainings([job])
 
-    def _trainings(self, jobs: Sequence[Job]) -> list[_Call]:
+    def _trainings(self, jobs: Sequence[Job]) -> list[Call]:
         """The trainings; before those of a schedule, that of the encoder to start from, if its weights are gone."""
         start, _ = stages_of(jobs[0].loss)
         for before in self._jobs(start, jobs[0].seed) if start else ():
             if before.settings == jobs[0].start and not before.weights.exists():
                 return self._trainings([before])
-        return [(run_training, job) for job in jobs]
+        return [Call(job) for job in jobs]
 
     def _jobs(self, loss: str, seed: int) -> list[Job]:
         """The trainings of a loss and seed; of a schedule, with the encoder to start from, none while it is missing."""
@@ -262,8 +262,15 @@ class Schedule:
                 values.append((sum(map(or_lowest, ok)), job.settings))
         return max(values, key=lambda pair: pair[0])[1] if values else None  # the first of equals
 
-    def _keep(self, run: Run) -> None:
-        """Append the run."""
+    def _keep(self, job: Job, done: Done) -> None:
+        """Write the files of a run, then append it."""
+        run = done.run
+        if done.weights is not None:
+            write_atomic(job.weights if run.stage == "tuning" else job.encoder, done.weights)
+        if done.details is not None and run.details is not None:
+            write_atomic(self.path.parent / run.details, done.details)
+        if done.damaged:
+            job.weights.unlink(missing_ok=True)
         with self.path.open("ab") as file:
             file.write(run.to_json().encode() + b"\n")
             file.flush()
@@ -348,60 +355,6 @@ def _times_of_evaluations(job: Job) -> tuple[float, float]:
         task.evaluate(model, "val")
         seconds = time.perf_counter() - start
     return seconds, seconds * len(task.index["test"]) / len(task.index["val"])
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """One thread, as in a worker: for networks this small more threads are slower."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-_Call = tuple[Any, ...]  # a function and its arguments
-
-
-def _results(queue: deque[_Call], jobs: int) -> Generator[Run, None, None]:
-    """Results of the calls in the queue as they come; more may be queued meanwhile."""
-    if jobs == 1:
-        with one_thread():
-            while queue:
-                function, *arguments = queue.popleft()
-                yield function(*arguments)
-        return
-    spawn = multiprocessing.get_context("spawn")
-    theirs, ours = spawn.Pipe(duplex=False)
-    pool = ProcessPoolExecutor(jobs, spawn, _start_worker, (theirs,))
-    running: set[Future[Run]] = set()
-    try:
-        while queue or running:
-            while queue and len(running) <= jobs:  # one waits, so that no process does
-                running.add(pool.submit(*queue.popleft()))
-            ready, running = wait(running, return_when=FIRST_COMPLETED)
-            for future in ready:
-                yield future.result()
-    except BaseException:  # of a comparison that stops: what the workers do now would be lost
-        ours.close()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
-        ours.close()
-
-
-def _start_worker(parent: Connection) -> None:
-    """In a worker process: Ctrl-C ends it without a message, which the parent has; so does the end of the parent."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    torch.set_num_threads(1)
-    threading.Thread(target=end_with, args=(parent,), daemon=True).start()
-
-
-def end_with(parent: Connection) -> None:
-    """End this process when `parent` does."""
-    parent.poll(None)  # nothing is ever sent: until the other end is closed, by the parent or by its death
-    os._exit(1)
 
 
 class ComparisonStopped(RuntimeError):  # noqa: N818  # as KeyboardInterrupt, it is not an error of the caller

@@ -29,7 +29,7 @@ from sodeep._core import progress
 from sodeep._core.search import Range, trial_settings
 from sodeep.cli import compare as compare_cli
 from sodeep.cli.group import main
-from sodeep.comparison import _compare, compare, schedule, train
+from sodeep.comparison import _compare, compare, executors, schedule, train
 from sodeep.comparison.losses_by_name import LOSSES, PEERS, RANK_LOSSES, RANKS, loss_by_name
 from sodeep.comparison.read import settings_text
 from sodeep.comparison.runs import Run, read_runs
@@ -185,13 +185,13 @@ def test_validation_chooses_and_the_test_split_is_seen_once(tmp_path, monkeypatc
 def trained(monkeypatch):
     """Which trainings are done from now on."""
     done = []
-    train = schedule.run_training
+    train = executors.run_training
 
     def watched(job):
         done.append((job.loss, job.seed, job.settings))
         return train(job)
 
-    monkeypatch.setattr(schedule, "run_training", watched)
+    monkeypatch.setattr(executors, "run_training", watched)
     return done
 
 
@@ -256,14 +256,14 @@ def test_damaged_lines_are_no_runs(tmp_path):
 
 
 def test_a_signal_that_was_swallowed_ends_a_comparison_too(tmp_path, monkeypatch):
-    train = schedule.run_training
+    train = executors.run_training
 
     def swallows(job):
         with contextlib.suppress(KeyboardInterrupt):  # as a destructor does
             signal.raise_signal(signal.SIGTERM)
         return train(job)
 
-    monkeypatch.setattr(schedule, "run_training", swallows)
+    monkeypatch.setattr(executors, "run_training", swallows)
     with pytest.raises(comparison.ComparisonStopped, match=r"^Stopped\. 1 of 5 runs are kept") as stop:
         compare("memorability", ["mse"], out=tmp_path, seeds=1, max_steps=12)
     assert stop.value.signum == signal.SIGTERM
@@ -366,7 +366,7 @@ def test_a_full_disk_stops_a_comparison_that_then_goes_on(finished, tmp_path, mo
         )
         full = OSError(errno.ENOSPC, "No space left on device")  # as fsync says it
     else:
-        patched, name, found = train, "write_atomic", lambda path, *_: path.parent.name == place
+        patched, name, found = schedule, "write_atomic", lambda path, *_: path.parent.name == place
         full = OSError(errno.ENOSPC, "No space left on device", str(tmp_path / place / "x"))
     if place == "runs" and not Path("/proc/self/fd").exists():
         pytest.skip("no /proc")
@@ -434,17 +434,15 @@ def test_other_settings_are_gone_on_with(tmp_path, monkeypatch, dropped):
 
 
 def test_nan_is_the_worst_of_settings(tmp_path, monkeypatch):
-    train = schedule.run_training
+    train = executors.run_training
 
     def nan_first(job):
-        run = train(job)
-        return (
-            dataclasses.replace(run, metrics={**run.metrics, "Spearman": math.nan})
-            if job.settings == settings_tried("mse")[0]
-            else run
-        )
+        done = train(job)
+        if job.settings != settings_tried("mse")[0]:
+            return done
+        return done._replace(run=dataclasses.replace(done.run, metrics={**done.run.metrics, "Spearman": math.nan}))
 
-    monkeypatch.setattr(schedule, "run_training", nan_first)
+    monkeypatch.setattr(executors, "run_training", nan_first)
     runs = compare("memorability", ["mse"], out=tmp_path, seeds=1, max_steps=12)
     assert math.isnan(runs[0].metrics["Spearman"])
     best = max(runs[1:4], key=lambda run: run.metrics["Spearman"])
@@ -453,21 +451,22 @@ def test_nan_is_the_worst_of_settings(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("signum", [0, signal.SIGTERM])
 def test_a_worker_that_dies_stops_a_comparison_that_then_goes_on(tmp_path, monkeypatch, signum):
-    results = schedule._results
+    results = schedule.results
+    lost = "A worker process died, perhaps for want of memory (try fewer jobs)"
 
-    def dies(queue, jobs):
-        yield next(results(queue, jobs))
+    def dies(queue, jobs, executor):
+        yield next(results(queue, jobs, executor))
         if signum:  # it was for the parent too
             with contextlib.suppress(KeyboardInterrupt):
                 signal.raise_signal(signum)
-        raise schedule.BrokenProcessPool("A process in the process pool was terminated abruptly")
+        raise schedule.WorkersLostError(lost)
 
     given = {"out": tmp_path, "seeds": 1, "max_steps": 12}
     with monkeypatch.context() as patch:
-        patch.setattr(schedule, "_results", dies)
+        patch.setattr(schedule, "results", dies)
         with pytest.raises(comparison.ComparisonStopped) as stop:
             compare("memorability", ["mse"], **given)
-    reason = "Stopped" if signum else "A worker process died, perhaps for want of memory (try fewer jobs)"
+    reason = "Stopped" if signum else lost
     expected = f"{reason}. 1 of 5 runs are kept in {tmp_path}: start again to go on."
     assert (str(stop.value), stop.value.signum) == (expected, signum)
     assert {run.status for run in compare("memorability", ["mse"], **given)} == {"ok"}
@@ -883,14 +882,16 @@ def test_a_loss_that_returns_no_single_number_fails(tmp_path, monkeypatch, retur
 
 
 def test_a_failed_setting_is_not_chosen(tmp_path, monkeypatch):
-    train = schedule.run_training
+    train = executors.run_training
 
     def fails_with_the_best(job):
-        run = train(job)
-        failed = job.settings == settings_tried("mse")[3]
-        return Run(**{**vars(run), "status": "failed", "metrics": {}, "failure": _failure(1.0)}) if failed else run
+        done = train(job)
+        if job.settings != settings_tried("mse")[3]:
+            return done
+        failed = dataclasses.replace(done.run, status="failed", metrics={}, failure=_failure(1.0))
+        return done._replace(run=failed, weights=None)
 
-    monkeypatch.setattr(schedule, "run_training", fails_with_the_best)
+    monkeypatch.setattr(executors, "run_training", fails_with_the_best)
     runs = compare("memorability", ["mse"], out=tmp_path, seeds=1, max_steps=12)
     assert [run.status for run in runs] == ["ok", "ok", "ok", "failed", "ok"]
     assert runs[-1].settings in settings_tried("mse")[:3]
