@@ -61,7 +61,7 @@ def digits() -> dict[str, tuple[Tensor, Tensor]]:
     pixels = 255 - task.items[test].flatten(1).float()  # ink
     return {
         "digits, pixels": (pixels, task.labels[test]),
-        "digits, trained": (encode(model, task.items[test]), task.labels[test]),
+        "digits, trained": (encode(model, task.items, test), task.labels[test]),
     }
 
 

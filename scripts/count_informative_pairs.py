@@ -93,7 +93,7 @@ def main(data: Path | None, steps: tuple[int, ...], sizes: tuple[int, ...], batc
     click.echo(f"|---:|---:|---:|{'---:|' * 2 * len(LOSSES)}")
     for done, model in trained(task, [*steps]):
         quality = task.evaluate(model, "train").metrics["mAP"]
-        embeddings = encode(model, task.items[train])
+        embeddings = encode(model, task.items, train)
         for size in sizes:
             found = without(embeddings, labels, size, batches)
             cells = [f"{value:.3f}" for pair in found.values() for value in pair]

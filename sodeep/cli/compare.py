@@ -155,6 +155,18 @@ class _Compare(click.Command):
     help="Train the last N blocks of that network too, once for each loss and seed, after the setting is chosen.",
 )
 @click.option(
+    "--encoder",
+    metavar="MODULE:CALLABLE",
+    help="Your encoder (retrieval): returns an nn.Module from images or features to vectors, with its transform.",
+)
+@click.option(
+    "--chunk-size",
+    type=click.IntRange(1),
+    help="Images that it takes at a time, for batches that do not fit; the gradient stays that of the batch.",
+)
+@click.option("--precision", metavar="NAME", help="What it computes in: float32 or bfloat16.  [default: float32]")
+@click.option("--workers", type=click.IntRange(0), help="Processes that read its images.  [default: 0, this one]")
+@click.option(
     "--scorer",
     metavar="NAME",
     help="What scores an item (ranking): item, a network on its features, or list, one that sees its whole group.  "
@@ -220,6 +232,10 @@ def compare(
     text_features: str | None,
     image_features: str | None,
     finetune: int | None,
+    encoder: str | None,
+    chunk_size: int | None,
+    precision: str | None,
+    workers: int | None,
     scorer: str | None,
     transform: str | None,
     folds: int | None,
@@ -293,6 +309,10 @@ def compare(
             text_features=text_features,
             image_features=image_features,
             finetune=finetune,
+            encoder=encoder,
+            chunk_size=chunk_size,
+            precision=precision,
+            workers=workers,
             scorer=scorer,
             transform=transform,
             folds=folds,

@@ -79,6 +79,10 @@ def compare(
     text_features: str | None = None,
     image_features: str | None = None,
     finetune: int | None = None,
+    encoder: str | Callable[[], nn.Module] | None = None,
+    chunk_size: int | None = None,
+    precision: str | None = None,
+    workers: int | None = None,
     target: str | None = None,
     group: str | None = None,
     text: str | None = None,
@@ -136,6 +140,14 @@ def compare(
             None, or "pixels": nothing, a small network is trained from the pixels.
         finetune: how many of the last blocks of that network are trained too, once for each loss and seed, at a tenth
             of the learning rate: after the setting is chosen, from its weights, with as many steps. None: none.
+        encoder: of the retrieval task, yours in place of the small ones: ``module:callable``, or the callable itself
+            (with more than one process, one that pickle can send: a function of a module). It takes no arguments and
+            returns an nn.Module from inputs to vectors; `sodeep.tasks.own_encoder` says what else it may have, such as
+            the transform of its images. None: a small one.
+        chunk_size: inputs that this encoder takes at a time in training, with the gradient of the whole batch and the
+            memory of a chunk; layers that mix the inputs of a batch, as BatchNorm does, see the chunk. None: all.
+        precision: what it computes in, "float32" or "bfloat16" (autocast). None: "float32".
+        workers: processes that read its images. None: 0, this one.
         target: on a csv table, the column of scores (memorability) or of relevance (ranking). None: "score" or
             "relevance".
         group: likewise, the column of groups (ranking). None: "group".
@@ -225,6 +237,10 @@ def compare(
         text_features=text_features,
         image_features=image_features,
         finetune=finetune,
+        encoder=encoder,
+        chunk_size=chunk_size,
+        precision=precision,
+        workers=workers,
         target=target,
         group=group,
         text=text,
@@ -257,6 +273,9 @@ def compare(
     checksums = {loss: _sorter_checksum(spec, task_class) for loss, spec in specs.items()}
     sorters = {loss: checksum for loss, checksum in checksums.items() if checksum is not None}
     sources = {loss: zlib.crc32(spec.source.encode()) for loss, spec in specs.items() if spec.source}
+    own = getattr(loaded, "encoder", None)
+    if own is not None and own.source:
+        sources[own.name] = zlib.crc32(own.source.encode())
     data_checksum = None if path is None else loaded.checksum
     if path is not None and executor is not None:  # whose processes may be at work in other folders
         path = str(Path(path).absolute())
@@ -319,6 +338,10 @@ _OPTIONS = {
     "text_features": "texts",
     "image_features": "images",
     "finetune": "images",
+    "encoder": "encoder of your own",
+    "chunk_size": "encoder of your own",
+    "precision": "encoder of your own",
+    "workers": "encoder of your own",
     "target": "table of columns",
     "group": "groups",
     "scorer": "groups",

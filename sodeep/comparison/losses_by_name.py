@@ -26,19 +26,16 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sodeep import losses as losses_
+from sodeep._core.by_name import attribute, is_module, source_of
 from sodeep._core.checks import describe, user_path
 from sodeep._core.extras import check_installed
 from sodeep._core.search import Choice, Range, Ranges, default_settings
@@ -356,7 +353,7 @@ def loss_by_name(name: str) -> LossSpec:
             )
         spec = RANK_LOSSES[prefix]
         rank_fn = rank_function(rest)
-        spec = replace(spec, source=_source_of(rank_fn) if ":" in rest else "")
+        spec = replace(spec, source=source_of(rank_fn) if ":" in rest else "")
         if not _has_width(rank_fn):
             return replace(spec, build=functools.partial(spec.build, rank_fn))
         return replace(
@@ -366,14 +363,14 @@ def loss_by_name(name: str) -> LossSpec:
         return _peer(rest)
     ranked = [f"{rank_loss}:{rest}" for rank_loss in RANK_LOSSES if rest]
     known = [*LOSSES, *METHODS, *ranked]
-    near = None if colon and _is_module(prefix) else alike(name, known)
+    near = None if colon and is_module(prefix) else alike(name, known)
     if near is not None:
         raise ValueError(f"`loss` must be a name that sodeep compare --help lists, got {name!r}. Is it {near!r}?")
     if colon and prefix and rest:
-        loss = _attribute(prefix, rest)
+        loss = attribute(prefix, rest, "loss")
         ranges = _ranges_of(name, loss)
         signature = signature_of(loss, **default_settings(ranges))
-        return LossSpec(functools.partial(_built, loss), ranges, signature, source=_source_of(loss))
+        return LossSpec(functools.partial(_built, loss), ranges, signature, source=source_of(loss))
     raise ValueError(
         f"`loss` must be one of {', '.join([*LOSSES, *METHODS])}; "
         f"{', '.join(f'{prefix}:RANK' for prefix in RANK_LOSSES)} with RANK one of {', '.join(_rank_names())}, "
@@ -403,14 +400,6 @@ def _has_width(rank_fn: RankFunction) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _source_of(given: Any) -> str:
-    """The code of a function, or of the class of anything else."""
-    try:
-        return inspect.getsource(given if inspect.isroutine(given) or isinstance(given, type) else type(given))
-    except (OSError, TypeError):  # made in a shell, or in C
-        return ""
 
 
 def _ranges_of(name: str, loss: Any) -> Ranges:
@@ -496,9 +485,9 @@ def rank_function(name: str) -> RankFunction:
     if name in shipped or name.endswith(".safetensors") or user_path(name).is_file():
         sorter = load_sorter(name)
         return sorter if sorter.seq_len is None else PaddedRank(sorter, sorter.seq_len)
-    module, colon, attribute = name.partition(":")
-    if colon and module and attribute:
-        rank_fn: RankFunction = _built(_attribute(module, attribute))
+    module, colon, rest = name.partition(":")
+    if colon and module and rest:
+        rank_fn: RankFunction = _built(attribute(module, rest, "loss"))
         return rank_fn
     raise ValueError(
         f"`loss` must have a rank function after the colon: {', '.join(_rank_names())}, a sorter file (.safetensors) "
@@ -577,34 +566,3 @@ def _peer(name: str) -> LossSpec:
     package, spec = PEERS[name]
     check_installed(package, f"`loss` peer:{name}")
     return spec
-
-
-def _find_in_current_folder() -> None:
-    """Import from the current folder too."""
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-
-
-def _is_module(name: str) -> bool:
-    """Whether there is a package or module of this name."""
-    _find_in_current_folder()
-    top = name.partition(".")[0] or "_"
-    return top in sys.modules or importlib.util.find_spec(top) is not None
-
-
-def _attribute(module: str, attribute: str) -> Any:
-    """An attribute of a module, which may lie in the current folder."""
-    _find_in_current_folder()
-    try:
-        result = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
-    except ModuleNotFoundError as error:
-        if error.name != module.split(".")[0] and error.name != module:
-            raise
-        raise ValueError(
-            f"`loss` must name a module that is installed or in {Path.cwd()}, got {module}:{attribute}."
-        ) from None
-    except AttributeError:
-        raise ValueError(f"`loss` must name something in {module}, got {module}:{attribute}, not there.") from None
-    if not callable(result):
-        raise ValueError(f"`loss` must be callable, got {module}:{attribute} of type {type(result).__name__}.")
-    return result

@@ -164,7 +164,7 @@ def pretrained_images(
             f"`finetune` must be a number of blocks from 1 to {len(net) - 1} for {image_features}, "
             f"got {describe(finetune)}."
         )
-    digest = _checksum(items, files, backbone.version())
+    digest = image_checksum(items, files, backbone.version())
 
     def rows(name: str, blocks: Callable[[], nn.Module], dtype: torch.dtype, remedy: str = "") -> Tensor:
         file = f"{image_features}-{name}-{digest}.npy"
@@ -210,7 +210,7 @@ def _images(items: Array, files: Sequence[Source] | None, size: int) -> Iterator
         yield x.unsqueeze(1).expand(-1, 3, -1, -1) if x.ndim == 3 else x.permute(0, 3, 1, 2)
 
 
-def _checksum(items: Array, files: Sequence[Source] | None, text: str) -> str:
+def image_checksum(items: Array, files: Sequence[Source] | None, text: str) -> str:
     """Of a text and the content of the images, or of their files."""
     digest = hashlib.sha256(text.encode())
     if files is None:

@@ -140,8 +140,7 @@ def _read(source: Any, length: int, size: int, grey: bool, bicubic: bool) -> tup
     resample = Image.Resampling.BICUBIC if bicubic else Image.Resampling.BOX
     with Image.open(source) as image:
         image.draft("RGB", (2 * size, 2 * size))  # a large JPEG is decoded at a fraction of its size
-        if math.prod(image.size) > max(_MANY_PIXELS, 100 * length):
-            raise ValueError(f"{image.width} x {image.height} pixels in {length} bytes")
+        _check_pixels(image, length)
         number_type, largest = "bytes", 255.0
         if image.mode.startswith("RGB") and any(";16" in str(tile[3]) for tile in image.tile):
             number_type = "high bytes"  # of each channel: Pillow drops the others
@@ -156,9 +155,46 @@ def _read(source: Any, length: int, size: int, grey: bool, bicubic: bool) -> tup
         if number_type == "high bytes":
             extrema: Any = image.getextrema()  # of each channel
             largest = float(max(high for _, high in extrema[:3]))
-        shown: Any = image
-        if image.has_transparency_data:
-            shown = image.convert("RGBA")
-            shown = Image.alpha_composite(Image.new("RGBA", shown.size, "white"), shown)
-        shown = shown.convert("L" if grey else "RGB").resize((size, size), resample)
+        shown = _on_white(image).convert("L" if grey else "RGB").resize((size, size), resample)
         return np.asarray(shown), number_type, largest
+
+
+def _on_white(image: Any) -> Any:
+    """An image of Pillow without transparency."""
+    from PIL import Image
+
+    if not image.has_transparency_data:
+        return image
+    shown = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", shown.size, "white"), shown)
+
+
+def open_image(source: Source) -> Any:
+    """A ``PIL.Image`` in colour at its own size, upright and without transparency, for a transform.
+
+    Raises:
+        MissingPackageError: Pillow is not installed.
+        ValueError: a file that is no image, or one of more than 8 bits a channel; the message names it.
+    """
+    with needed("PIL", "Reading images"):
+        from PIL import Image, ImageOps
+    name = source[0] if isinstance(source, tuple) else str(source)
+    if _is_wide(source):
+        raise ValueError(
+            f"{name} must have at most 8 bits a channel for an encoder with a transform, got more. Save it with 8."
+        )
+    try:
+        given: Any = io.BytesIO(source[1]) if isinstance(source, tuple) else source
+        length = len(source[1]) if isinstance(source, tuple) else Path(source).stat().st_size
+        with Image.open(given) as image:
+            _check_pixels(image, length)
+            ImageOps.exif_transpose(image, in_place=True)
+            return _on_white(image).convert("RGB")
+    except Exception as error:  # Pillow's decoders raise errors of many types
+        raise ValueError(f"{name} must be an image, got a file that Pillow cannot read ({error}).") from None
+
+
+def _check_pixels(image: Any, length: int) -> None:
+    """Refuse a file of `length` bytes that would fill the memory."""
+    if math.prod(image.size) > max(_MANY_PIXELS, 100 * length):
+        raise ValueError(f"{image.width} x {image.height} pixels in {length} bytes")

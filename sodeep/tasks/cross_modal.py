@@ -304,7 +304,7 @@ class CrossModal(Task):
         towers: Any = model
         images = self.index[split].to(device)
         captions = torch.isin(self.owner, images).nonzero().squeeze(1)
-        x, y = encode(towers.images, self.items[images]), encode(towers.captions, self.captions[captions])
+        x, y = encode(towers.images, self.items, images), encode(towers.captions, self.captions, captions)
         scores = tie_equal_rows(nn.functional.normalize(x) @ nn.functional.normalize(y).T, x, y)
         values, ranks = self._values(scores, images, captions, split)
         if self.fold_size is not None and split == "test":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, pairwise
 from typing import Any, ClassVar
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sodeep._core.search import Range
+from sodeep.datasets.image_files import ImageFiles
 from sodeep.groups import Groups
 
 
@@ -182,6 +183,10 @@ def parameter_groups(model: nn.Module, rate: float) -> list[dict[str, Any]]:
     >>> [(group["lr"], len(group["params"])) for group in groups]
     [(0.01, 1), (0.001, 2)]
     """
+    own = getattr(model, "parameter_groups", None)
+    if own is not None:
+        groups: list[dict[str, Any]] = own(rate)
+        return groups
     nets = [module for module in model.modules() if isinstance(module, FineTuned)]
     slow = dict.fromkeys(weight for net in nets for weight in net.blocks.parameters())
     groups = [{"params": [weight for weight in model.parameters() if weight not in slow], "lr": rate}]
@@ -312,15 +317,22 @@ def item_net(items: Tensor, train: Tensor, width: int) -> nn.Module:
 
 
 @torch.no_grad()
-def encode(net: nn.Module, inputs: Tensor, chunk: int = 1024) -> Tensor:
-    """`net` in evaluation mode over all `inputs`, in chunks; none of one row, whose products round differently."""
-    chunk = net.chunk if isinstance(net, FineTuned) else chunk
-    parts = list(torch.split(inputs, chunk))
-    if len(parts) > 1 and len(parts[-1]) == 1:
-        parts[-2:] = [inputs[-chunk - 1 :]]
+def encode(net: nn.Module, items: Tensor | ImageFiles, index: Tensor) -> Tensor:
+    """`net` in evaluation mode over the items of `index`, in chunks: of `net.chunk` items, if it says so."""
     training = net.training
     net.eval()
     try:
-        return torch.cat([net(part) for part in parts])
+        return torch.cat([net(inputs) for inputs in chunks_of(items, index, getattr(net, "chunk", 1024))])
     finally:
         net.train(training)
+
+
+def chunks_of(items: Tensor | ImageFiles, index: Tensor, size: int) -> Iterator[Tensor]:
+    """The items of `index` (n,), `size` at a time; a last one alone goes with those before it."""
+    parts = [*torch.split(index, size)]
+    if len(parts) > 1 and len(parts[-1]) == 1:  # products of one row round differently
+        parts[-2:] = [torch.cat(parts[-2:])]
+    if isinstance(items, ImageFiles):
+        yield from items.chunks(parts)
+    else:
+        yield from (items[part.to(items.device)] for part in parts)

@@ -165,4 +165,4 @@ class Memorability(Task):
     def _predict(self, model: nn.Module, split: str) -> tuple[Tensor, Tensor]:
         where = self.index[split].to(self.features.device)
         scale, middle = self.unit
-        return encode(model, self.features[where]).squeeze(-1) * scale + middle, self.target[where]
+        return encode(model, self.features, where).squeeze(-1) * scale + middle, self.target[where]

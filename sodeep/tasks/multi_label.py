@@ -144,7 +144,7 @@ class MultiLabel(Task):
     def evaluate(self, model: nn.Module, split: str, details: bool = False) -> TaskMetrics:
         """Exact metrics over the split, and the details of the class docstring."""
         where = self.index[split].to(self.inputs.device)
-        scores, relevant, known = encode(model, self.inputs[where]), self.labels[where], self.known[where]
+        scores, relevant, known = encode(model, self.inputs, where), self.labels[where], self.known[where]
         some = (relevant & known).any(0)
         ap = scores.new_full(some.shape, torch.nan)
         ap[some] = metrics.average_precision(scores.T[some], relevant.T[some], where=known.T[some])

@@ -14,6 +14,7 @@ from sodeep import metrics
 from sodeep._core.search import Range
 from sodeep.datasets.generated import characters
 from sodeep.datasets.image_features import pretrained_images
+from sodeep.datasets.image_files import ImageFiles
 from sodeep.datasets.retrieval import RETRIEVAL
 from sodeep.datasets.revisited import PROTOCOLS
 from sodeep.datasets.splits import split_classes
@@ -22,6 +23,7 @@ from sodeep.losses import EmbeddingLoss, pairwise_scores, quantized_ap_loss
 from sodeep.samplers import BalancedBatchSampler
 from sodeep.tasks.base import Loss, Task, TaskMetrics
 from sodeep.tasks.encoders import AsGiven, FineTuned, as_input, encode, item_net
+from sodeep.tasks.own_encoder import Build, own_encoder
 from sodeep.tasks.revisited import REVISITED_METRICS, revisited_metrics
 
 
@@ -32,6 +34,9 @@ class Retrieval(Task):
 
     With `image_features` "efficientnet-lite0", images are the features that this pretrained network gives, and the net
     is one for features; with `finetune` N, the last N blocks of the network are trained with it before the test.
+
+    With `encoder`, the net is yours (`sodeep.tasks.own_encoder`), run in chunks of `chunk_size` images and in
+    `precision` "bfloat16" if asked for; `workers` are processes that read its images.
 
     On Revisited Oxford and Paris, whose queries have right images in place of classes, the metrics of the test are
     theirs (`sodeep.tasks.revisited`), "mAP easy" to "mP@10 hard"; "mAP" is that of the protocol medium by the step-wise
@@ -61,7 +66,7 @@ class Retrieval(Task):
     baseline = "multi-similarity"
     losses = ("multi-similarity", "nt-xent", "triplet", "smooth-ap", "quantized-ap", "map:laplace", "raw", "untrained")
     accepts = ("relevant", "embeddings")
-    options = ("image_features", "finetune")
+    options = ("image_features", "finetune", "encoder", "chunk_size", "precision", "workers")
     may_lack_training = True
     methods = {**Task.methods, "raw": {}}  # noqa: RUF012
     max_steps = 5000
@@ -78,13 +83,21 @@ class Retrieval(Task):
         *,
         image_features: str | None = None,
         finetune: int | None = None,
+        encoder: str | Build | None = None,
+        chunk_size: int | None = None,
+        precision: str | None = None,
+        workers: int | None = None,
         **options: Any,
     ) -> None:
         super().__init__(data, seed, **options)
+        self.encoder = own_encoder(encoder, image_features, chunk_size, precision, workers)
         self.pretrained = pretrained_images(image_features, data, finetune)
-        if self.pretrained is not None:
-            self.data_name += f", {self.pretrained.title}"
-        self.items = as_input(data.items) if self.pretrained is None else self.pretrained.features
+        self.items: Any = as_input(data.items) if self.pretrained is None else self.pretrained.features
+        if self.encoder is not None:
+            self.items = self.encoder.inputs(data)
+        used = self.pretrained or self.encoder
+        if used is not None:
+            self.data_name += f", {used.title}"
         self.labels = torch.from_numpy(np.unique(data.labels, return_inverse=True)[1].reshape(-1))
         self.class_names = np.asarray(data.labels).astype(str)
         self.query = None if data.query is None else np.asarray(data.query, dtype=bool)
@@ -127,13 +140,15 @@ class Retrieval(Task):
         """Batches of equally many items, four or more, of each of their classes."""
         train = self.index["train"].numpy()
         self.sampler.set_epoch(epoch)
-        for batch in self.sampler:
-            yield train[batch]
+        batches = (train[batch] for batch in self.sampler)
+        return self.items.ahead(batches, [self.seed, epoch]) if isinstance(self.items, ImageFiles) else batches
 
     def model(self) -> nn.Module:
-        """A small convolutional net, or one hidden layer on features; without items to train on, `AsGiven`."""
+        """Yours; a small convolutional net, or one hidden layer on features; without items to train on, `AsGiven`."""
         if not len(self.index["train"]):
             return AsGiven()
+        if self.encoder is not None:
+            return self.encoder.model()
         return item_net(self.items, self.index["train"], width=64)
 
     def fit(self, method: str, **settings: Any) -> nn.Module:
@@ -152,7 +167,8 @@ class Retrieval(Task):
     def forward(self, model: nn.Module, batch: Array) -> dict[str, Callable[[Loss], Tensor]]:
         """Every item of the batch against the others."""
         where = torch.from_numpy(batch).to(self.items.device)
-        embeddings, labels = model(self.items[where]), self.labels[where]
+        items = self.items.batch(batch) if isinstance(self.items, ImageFiles) else self.items[where]
+        embeddings, labels = model(items), self.labels[where]
         return {
             "relevant": lambda loss: EmbeddingLoss(loss)(embeddings, labels),
             "embeddings": lambda loss: loss(embeddings, labels),
@@ -160,7 +176,7 @@ class Retrieval(Task):
 
     def evaluate(self, model: nn.Module, split: str, details: bool = False) -> TaskMetrics:
         """Exact metrics over all items of the split, and the details of the class docstring."""
-        embeddings = encode(model, self.items[self.index[split].to(self.items.device)])
+        embeddings = encode(model, self.items, self.index[split])
         rows: list[Tensor] = []
         values: dict[str, list[Tensor]] = {name: [] for name in self.metrics}
         for chunk, scores, relevant, where in self._lists(embeddings, split):

@@ -1,0 +1,140 @@
+"""Images that are read from their files as they are needed, through the transform of a user's encoder."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from sodeep._core.checks import describe
+from sodeep.datasets.images import open_image
+from sodeep.datasets.types import Array, Source
+
+Transform = Callable[[Any], Any]
+"""A ``PIL.Image`` in colour -> a tensor, of one shape for all images."""
+
+_Key = tuple[int, int]
+"""An image, and the seed of what its transform draws."""
+
+EVALUATION = -1
+"""In place of a seed: the image is read for an evaluation."""
+
+
+class _Images(Dataset[Tensor]):
+    """One image at a time; what its transform draws depends on its seed alone, not on the process that reads it."""
+
+    def __init__(
+        self, sources: Sequence[Source] | Array, transform: Transform, train_transform: Transform | None
+    ) -> None:
+        self.sources = sources
+        self.transform = transform
+        self.train_transform = transform if train_transform is None else train_transform
+
+    def __getitem__(self, key: _Key) -> Tensor:
+        place, seed = key
+        image = self._open(place)
+        if seed == EVALUATION:
+            return self._apply(self.transform, image, "transform")
+        state = random.getstate()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            random.seed(seed)
+            try:
+                return self._apply(self.train_transform, image, "train_transform")
+            finally:
+                random.setstate(state)
+
+    def _open(self, place: int) -> Any:
+        if not isinstance(self.sources, np.ndarray):
+            return open_image(self.sources[place])
+        from PIL import Image
+
+        return Image.fromarray(self.sources[place]).convert("RGB")
+
+    def _apply(self, transform: Transform, image: Any, name: str) -> Tensor:
+        result = transform(image)
+        if not isinstance(result, Tensor):
+            raise TypeError(
+                f"`{name}` of the encoder must turn a PIL.Image into a tensor, got {describe(result)}. End it with one "
+                "that does, such as torchvision's ToTensor()."
+            )
+        return result
+
+
+def _together(images: list[Tensor]) -> Tensor:
+    shapes = {tuple(image.shape) for image in images}
+    if len(shapes) > 1:
+        shown = " and ".join(map(str, sorted(shapes)[:2]))
+        raise ValueError(
+            f"`transform` of the encoder must give all images one shape, got {shown}. Resize or crop them in it."
+        )
+    return torch.stack(images)
+
+
+class ImageFiles:
+    """Images by their numbers, as a tensor of them would give, but read when they are asked for.
+
+    Args:
+        sources: files of the images, or the images themselves, uint8 (N, H, W[, 3]).
+        transform: makes the tensor of an image.
+        train_transform: the same in training; None: `transform`.
+        workers: processes that read the batches to come (``DataLoader``); 0: read in this one.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source] | Array,
+        transform: Transform,
+        train_transform: Transform | None = None,
+        workers: int = 0,
+    ) -> None:
+        self.images = _Images(sources, transform, train_transform)
+        self.workers = workers
+        self.device = torch.device("cpu")
+        self._read: tuple[Array, Tensor] | None = None
+
+    def __len__(self) -> int:
+        return len(self.images.sources)
+
+    def to(self, device: torch.device) -> ImageFiles:
+        """Give the images on this device from now on."""
+        self.device = device
+        return self
+
+    def chunks(self, parts: Iterable[Tensor]) -> Iterator[Tensor]:
+        """The images of each part, numbers (n,), for an evaluation."""
+        yield from self._loaded([(int(i), EVALUATION) for i in part] for part in parts)
+
+    def ahead(self, batches: Iterable[Array], seed: Sequence[int]) -> Iterator[Array]:
+        """The same batches of numbers, each when its images are read; `batch` gives them."""
+        batches = list(batches)
+        seeds = np.random.default_rng([*seed, 1]).integers(2**62, size=sum(map(len, batches)))
+        keys = iter(seeds.tolist())
+        loaded = self._loaded([(int(i), next(keys)) for i in batch] for batch in batches)
+        for batch, images in zip(batches, loaded, strict=True):
+            self._read = batch, images
+            yield batch
+
+    def batch(self, batch: Array) -> Tensor:
+        """The images of the batch that `ahead` gave last, as in training."""
+        if self._read is None or self._read[0] is not batch:
+            raise RuntimeError("a batch must be taken as `ahead` gives it")
+        return self._read[1]
+
+    def _loaded(self, keys: Iterable[list[_Key]]) -> Iterator[Tensor]:
+        sampler: Any = list(keys)
+        loader = DataLoader(
+            self.images,
+            batch_sampler=sampler,
+            num_workers=self.workers,
+            collate_fn=_together,
+            pin_memory=self.device.type == "cuda",
+            generator=torch.Generator(),  # else the loader draws from the one that training draws from
+        )
+        for images in loader:
+            yield images.to(self.device, non_blocking=True)
