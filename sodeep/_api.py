@@ -18,6 +18,7 @@ from sodeep.checkpoint.format import (
     save_sorter as save_sorter,
 )
 from sodeep.checkpoint.sodeep2019 import import_sodeep2019 as import_sodeep2019
+from sodeep.dataset_metric import DatasetMetric as DatasetMetric
 from sodeep.distributed import drop_repeats as drop_repeats, gather as gather
 from sodeep.evaluation import optimization_score as optimization_score, rank_error as rank_error
 from sodeep.gallery import retrieval_metrics as retrieval_metrics

@@ -23,6 +23,7 @@ from sodeep._core.labels import as_labels, label_tensor, same_label
 from sodeep._core.precision import wide_dtype, working_dtype
 from sodeep._core.progress import Progress
 from sodeep._core.ties import copies_of
+from sodeep.distributed import drop_repeats, gather as gather_rows, gather_with_place, several_processes
 from sodeep.losses.similarity import SIMILARITIES, check_embeddings, unit_rows
 from sodeep.metrics._per_list import chance_of_none
 
@@ -46,6 +47,8 @@ def retrieval_metrics(
     cameras: Any = ...,
     gallery_cameras: Any = ...,
     grades: Callable[[Tensor], Tensor] | None = ...,
+    gather: bool = ...,
+    index: Tensor | None = ...,
     reduction: Literal["mean"] = ...,
     block_size: int | None = ...,
     progress: bool = ...,
@@ -63,6 +66,8 @@ def retrieval_metrics(
     cameras: Any = ...,
     gallery_cameras: Any = ...,
     grades: Callable[[Tensor], Tensor] | None = ...,
+    gather: bool = ...,
+    index: Tensor | None = ...,
     reduction: Literal["none"],
     block_size: int | None = ...,
     progress: bool = ...,
@@ -80,6 +85,8 @@ def retrieval_metrics(
     cameras: Any = None,
     gallery_cameras: Any = None,
     grades: Callable[[Tensor], Tensor] | None = None,
+    gather: bool = False,
+    index: Tensor | None = None,
     reduction: str = "mean",
     block_size: int | None = None,
     progress: bool = False,
@@ -104,13 +111,18 @@ def retrieval_metrics(
         gallery_cameras: of the gallery; with `cameras` where there is a gallery.
         grades: rows of queries (b,) -> graded relevance of the gallery to them (b, N), 0 or more, for "nDCG" and
             semantic scores for "ASP". None: nDCG counts a relevant item as 1.
+        gather: on several processes, the metrics of the rows of all of them, the same on each: every process gives its
+            own rows and searches for its own queries among all. `own` are then rows of the gallery of all processes,
+            in their order, and so are the columns of `grades`. With one process this does nothing.
+        index: (Q,) whole numbers, which item of the data set a query is: without a `gallery`, rows of one item count
+            once (a ``DistributedSampler`` repeats items).
         reduction: "mean": over the queries for which a metric is defined, the median for "median rank"; "none": one
             value a query, NaN where it is not.
         block_size: queries at a time. None: so many that their scores take 128 MB.
         progress: show how far it is, on stderr.
 
     Returns:
-        Name -> value, in the order of `metrics`: floats, or tensors (Q,).
+        Name -> value, in the order of `metrics`: floats, or tensors (Q,); with `gather` of all processes.
 
     Raises:
         TypeError: embeddings that are not floating point tensors; labels that are neither numbers nor strings.
@@ -134,6 +146,12 @@ def retrieval_metrics(
             raise ValueError("`gallery_labels` must be given with `gallery`, got None.")
         if (cameras is None) != (gallery_cameras is None):
             raise ValueError("`cameras` and `gallery_cameras` must be given together, got one of them.")
+    if index is not None and gallery is not None:
+        raise ValueError("`index` must not be given with a gallery, where queries are searched once each.")
+    shared = gather and several_processes()
+    if shared or index is not None:
+        given = _of_all(shared, index, queries, labels, gallery, gallery_labels, own, cameras, gallery_cameras)
+        queries, labels, gallery, gallery_labels, own, cameras, gallery_cameras = given
     search = _Search(queries, labels, gallery, gallery_labels, similarity, own, cameras, gallery_cameras)
     size = max(1, BLOCK // max(1, search.size)) if block_size is None else check_at_least(block_size, 1, "block_size")
     line = Progress("searching") if progress else None
@@ -146,13 +164,61 @@ def retrieval_metrics(
             line.update(min(1.0, (start + size) / len(queries)))
     if line is not None:
         line.close()
-    found = {name: torch.cat(values) if values else queries.new_empty(0) for name, values in parts.items()}
+    empty = torch.empty(0, dtype=wide_dtype(queries), device=queries.device)
+    found = {name: torch.cat(values).to(empty.dtype) if values else empty for name, values in parts.items()}
+    if shared:
+        found = {name: gather_rows(values) for name, values in found.items()}
     if reduction == "none":
         return {name: values.to(working_dtype(queries)) for name, values in found.items()}
     return {
         name: (values.nanmedian() if name == "median rank" else values.nanmean()).item()
         for name, values in found.items()
     }
+
+
+def _of_all(
+    shared: bool,
+    index: Tensor | None,
+    queries: Tensor,
+    labels: Any,
+    gallery: Tensor | None,
+    gallery_labels: Any,
+    own: Tensor | None,
+    cameras: Any,
+    gallery_cameras: Any,
+) -> tuple[Any, ...]:
+    """The arguments of a search by this process among the rows of all, each item once."""
+    device = queries.device
+
+    def everywhere(x: Tensor | None) -> Tensor | None:
+        return gather_rows(x) if shared and x is not None else x
+
+    def numbers(x: Any, name: str) -> Tensor | None:
+        return None if x is None else label_tensor(x, name).to(device)
+
+    if gallery is not None:
+        theirs = (numbers(gallery_labels, "gallery_labels"), numbers(gallery_cameras, "gallery_cameras"))
+        found = everywhere(gallery), everywhere(theirs[0]), own, cameras, everywhere(theirs[1])
+        return queries, labels, *found
+    ours = numbers(labels, "labels"), numbers(cameras, "cameras")
+    rows, first = gather_with_place(queries) if shared else (queries, 0)
+    row_labels, row_cameras = map(everywhere, ours)
+    places = torch.arange(first, first + len(queries), device=device)
+    if index is not None:
+        if not isinstance(index, Tensor) or index.is_floating_point() or index.shape != (len(queries),):
+            raise ValueError(
+                f"`index` must be whole numbers of shape ({len(queries)},), one a query, got {describe(index)}."
+            )
+        index = index.to(device)
+        (kept,) = drop_repeats(gather_rows(index) if shared else index, torch.arange(len(rows), device=device))
+        kept = kept.sort().values  # in the order of the processes
+        once = torch.isin(places, kept)
+        places = torch.searchsorted(kept, places[once])
+        queries = queries[once]
+        rows = rows[kept]
+        row_labels, row_cameras = (x if x is None else x[kept] for x in (row_labels, row_cameras))
+    own_labels, own_cameras = (x if x is None else x[places] for x in (row_labels, row_cameras))
+    return queries, own_labels, rows, row_labels, places, own_cameras, row_cameras
 
 
 class _Found(NamedTuple):

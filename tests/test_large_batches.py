@@ -18,6 +18,8 @@ import torch.multiprocessing as mp
 from scipy import stats
 from torch import Tensor, nn
 
+from sodeep import retrieval_metrics, spearman_corr
+from sodeep.dataset_metric import DatasetMetric
 from sodeep.distributed import drop_repeats, gather
 from sodeep.losses.contrastive import triplet_loss
 from sodeep.losses.cross_modal import CrossModalLoss
@@ -507,6 +509,20 @@ def _results(rank: int) -> dict[str, object]:
         EmbeddingLoss(smooth_ap_loss, gather=True)(X[mine], torch.arange(7)[mine])
         results["none anywhere"] = [str(warning.message) for warning in caught]
 
+    # items 0 and 2 are given twice, as by a DistributedSampler
+    given = {0: [0, 1, 2, 3], 1: [4, 5, 6, 2, 0]}[rank]
+    rho = DatasetMetric(spearman_corr)
+    found = DatasetMetric(retrieval_metrics, metrics=("mAP", "R@1", "nDCG"))
+    for part in (given[:2], given[2:]):
+        rho.update(X[part, 0], X[part, 1], index=torch.tensor(part))
+        found.update(X[part], [f"class {y}" for y in LABELS[part].tolist()], index=torch.tensor(part))
+    results["dataset metric"] = rho.compute(), found.compute()
+    results["gallery"] = retrieval_metrics(
+        X[mine], LABELS[mine], X.flip(0)[mine], LABELS.flip(0)[mine], gather=True, reduction="none"
+    )
+    cameras = (X[:, 2] > 0).long()
+    results["cameras"] = retrieval_metrics(X[mine], LABELS[mine], cameras=cameras[mine], gather=True, reduction="none")
+
     for name, bad in (("shape", X[mine, : 3 + rank]), ("axes", X[mine][..., None] if rank else X[mine])):
         try:
             gather(bad)
@@ -568,6 +584,18 @@ def test_value_and_gradient_under_ddp_are_those_of_one_process(two_processes, na
     value.backward()
     for results in two_processes:
         torch.testing.assert_close(results[name], (value.detach(), grads(model)))
+
+
+def test_metrics_of_several_processes_are_those_of_one(two_processes):
+    expected = retrieval_metrics(X, LABELS, metrics=("mAP", "R@1", "nDCG"))
+    searched = retrieval_metrics(X, LABELS, X.flip(0), LABELS.flip(0), reduction="none")
+    apart = retrieval_metrics(X, LABELS, cameras=(X[:, 2] > 0).long(), reduction="none")
+    for results in two_processes:
+        rho, found = results["dataset metric"]
+        torch.testing.assert_close(rho, spearman_corr(X[:, 0], X[:, 1]))
+        assert found == pytest.approx(expected, abs=1e-12)
+        torch.testing.assert_close(results["gallery"], searched)
+        torch.testing.assert_close(results["cameras"], apart, equal_nan=True)
 
 
 @pytest.mark.parametrize("rows", ROWS)

@@ -31,6 +31,7 @@ ORDER = [
     "rank_plot",
     "training",
     "distributed",
+    "dataset_metric",
     "multistage",
     "losses",
     "gallery",
