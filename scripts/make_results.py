@@ -99,10 +99,6 @@ RESULTS = {
         "": f"{OMNIGLOT} --patience 4 --trials 4 --loss nt-xent --loss smooth-ap --loss map:laplace "
         "--loss map:set --loss raw --loss untrained"
     },
-    "finetuned": {
-        "": "retrieval --data $SODEEP_DATA/clothing_small_64px --image-features efficientnet-lite0 --finetune 3 "
-        "--seeds 5 --trials 4 --loss nt-xent --loss map:laplace --loss map:set --loss raw"
-    },
     # an AP of a batch needs a batch with some items of a rare label
     "goemotions": {
         "": "multi-label --data $SODEEP_DATA/goemotions --batch-size 500 --max-steps 15000 --patience 4 --seeds 5 "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -122,8 +123,11 @@ def train_sorter(
 ) -> None:
     """Train a network to be the rank function.
 
-    With the defaults, a set sorter for lists of any length, in a minute or two on a free CPU core.
+    With the defaults, a set sorter for lists of any length, in a minute or two on a free CPU core. Under torchrun all
+    processes train one sorter: torchrun --nproc-per-node 4 -m sodeep train-sorter ...
     """
+    from sodeep.training.processes import of_torchrun
+
     if mixture is not None:
         if given["distributions"]:
             raise click.UsageError("Give either --mixture or --distribution, not both.")
@@ -134,7 +138,9 @@ def train_sorter(
     config: sodeep.TrainConfig | None
     if recipe is not None and resume:
         raise click.UsageError("--recipe is that of the unfinished run. Leave it out with --resume.")
-    if resume:  # options that are not given keep their values
+    if int(os.environ.get("RANK", "0")):  # of torchrun: the first process says what all do
+        config = None
+    elif resume:  # options that are not given keep their values
         saved = sodeep.training.train.saved_config(out)
         config = replace(saved, **chosen).resolve()
         if config == saved and "max_time" not in chosen:  # a limit that is given counts from here
@@ -144,7 +150,12 @@ def train_sorter(
         config = configure(**chosen).resolve()
         if "lengths" in chosen and config.seq_len is not None:  # a config cannot tell those of the default
             raise click.UsageError(f"--lengths is not for one length of list, here {config.seq_len}. Leave it out.")
-    result = sodeep.train_sorter(config, out, log_dir=log_dir, resume=resume, progress=not quiet, overwrite=overwrite)
+    with of_torchrun() as processes:
+        result = sodeep.train_sorter(
+            config, out, log_dir=log_dir, resume=resume, progress=not quiet, overwrite=overwrite
+        )
+    if not processes.is_first:
+        return
     click.echo(f"Trained {result.steps:,} steps in {result.seconds:.0f} s: {result.path}")
     if result.best_step == 0:
         click.echo("No validation was better than that of the initial weights: those are kept. Train longer.")

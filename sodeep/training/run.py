@@ -24,6 +24,7 @@ from sodeep.sorters import build_sorter
 from sodeep.sorters.base import Sorter
 from sodeep.training.config import ResolvedConfig, device_of
 from sodeep.training.objective import sorter_loss
+from sodeep.training.processes import Processes
 
 VALIDATION_SEED = 2019
 """The validation lists depend on the config's distributions and lengths alone, so that runs of any seed compare."""
@@ -76,9 +77,11 @@ class TrainResult:
 class Run:
     """The state of a run, everything that a resumed one needs: weights, optimiser, generators, best so far."""
 
-    def __init__(self, config: ResolvedConfig) -> None:
+    def __init__(self, config: ResolvedConfig, processes: Processes | None = None) -> None:
         self.config = config
-        self.device = device_of(config.device)
+        self.processes = Processes() if processes is None else processes
+        self.device = self.processes.device(device_of(config.device))
+        self.clock: float | None = None  # of the first process at the last step, where there are several
         self.sorter = self._fresh_sorter().to(self.device)
         self.user_scores = None if config.scores_file is None else read_scores_file(config.scores_file)
         self.generator = torch.Generator(self.device).manual_seed(config.seed)
@@ -122,8 +125,20 @@ class Run:
         steps = self.step / self.config.steps
         if self.config.max_time is None:
             return steps
+        return max(steps, self._clock() if self.clock is None else self.clock)
+
+    def _clock(self) -> float:
+        """Fraction of the time that is over."""
+        if self.config.max_time is None:
+            return 0.0
         time_to_train = self.config.max_time - self.validation_seconds  # which one more validation takes at the end
-        return max(steps, self.seconds / time_to_train if time_to_train > 0 else math.inf)
+        return self.seconds / time_to_train if time_to_train > 0 else math.inf
+
+    def agree(self, stop: bool) -> bool:
+        """Whether any process is to stop. They agree on the time, too."""
+        agreed, clock = self.processes.agree(stop, min(self._clock(), 1.0), self.device)
+        self.clock = None if self.processes.count == 1 else clock
+        return agreed
 
     def learning_rate(self) -> float:
         """Linear warm-up, then as the schedule says."""
@@ -134,12 +149,13 @@ class Run:
             return self.config.lr * 0.5 ** int(done / HALVED_AFTER)
         return self.config.lr * (1 + math.cos(math.pi * (done - warmup) / (1 - warmup))) / 2
 
-    def draw(self, generator: torch.Generator, lengths: torch.Generator) -> Tensor:
-        """The lists of one step: about `batch_size` x 100 scores, all of one length."""
+    def draw(self, generator: torch.Generator, lengths: torch.Generator, shared: bool = False) -> Tensor:
+        """The lists of one step: about `batch_size` x 100 scores, all of one length; `shared`: this process's."""
         batch, n = self.config.batch_size, self.config.seq_len
         if n is None:
             n = draw_length(*self.config.lengths, lengths)
             batch = max(1, round(batch * 100 / n))
+        batch = self.processes.share(batch) if shared else batch
         return draw(self.config.distributions, batch, n, generator, self.user_scores)
 
     def objective(self, scores: Tensor, generator: torch.Generator) -> Tensor:
@@ -166,11 +182,13 @@ class Run:
         """One step."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate()
-        scores = self.draw(self.generator, self.lengths)
+        stream = self.processes.stream(self.generator, self.config.seed, self.step)
+        scores = self.draw(stream, self.lengths, shared=True)
         self.sorter.train()
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.objective(scores, self.generator)
+        loss = self.objective(scores, stream)
         loss.backward()  # type: ignore[no-untyped-call]
+        self.processes.average(self.parameters.values(), len(scores))
         limit = math.inf if self.config.clip is None else self.config.clip
         self.grad_norm = nn.utils.clip_grad_norm_(self.parameters.values(), limit)
         self.optimizer.step()

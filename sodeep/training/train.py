@@ -24,6 +24,7 @@ from sodeep.checkpoint.format import listed, misfits, save_sorter
 from sodeep.sorters import build_sorter
 from sodeep.training.config import ResolvedConfig, TrainConfig, device_of
 from sodeep.training.log import Log
+from sodeep.training.processes import Processes
 from sodeep.training.run import STATE_KEY, Run, TrainResult, matmul_precision, with_prefix
 
 
@@ -53,6 +54,10 @@ def train_sorter(
     overwrite: bool = False,
 ) -> TrainResult:
     """Train a sorter on synthetic lists, and save it.
+
+    Where torch.distributed is initialised, all its processes train one sorter: each draws its share of the lists of a
+    step, from a stream of its own, and the gradients are averaged. The first process reads and writes all files; a run
+    can be resumed with another number of processes.
 
     Args:
         config: what to train and how; None is ``TrainConfig()``, or the saved run's config with `resume`. With
@@ -87,26 +92,39 @@ def train_sorter(
         torch.Size([3])
     """
     path = None if out is None else user_path(out)
+    processes = Processes()
     with contextlib.ExitStack() as stack:
-        saved = stack.enter_context(_claimed(path, resume, overwrite))
-        resolved = (config or TrainConfig()).resolve() if saved is None else _same_config(config, saved[1])
+
+        def begin() -> tuple[Any, ResolvedConfig]:
+            saved = stack.enter_context(_claimed(path, resume, overwrite))
+            return saved, (config or TrainConfig()).resolve() if saved is None else _same_config(config, saved[1])
+
+        saved, resolved = processes.from_first(begin)
         check_computes(str(device_of(resolved.device)))
         stack.enter_context(matmul_precision(resolved.precision))
-        run = Run(resolved)
+        run = Run(resolved, processes)
         if saved is not None:
             _restore(run, path, *saved)
         if log_dir is not None:
             run.log_dir = str(user_path(log_dir).absolute())
+        if not processes.is_first:  # it has no log, nor a state
+            run.log_dir = None
         received = stack.enter_context(stop_signals(interrupt=False))
-        log = stack.enter_context(Log(run, progress))
-        _run_to_end(run, log, None if path is None else state_path(path), received)
+        log = stack.enter_context(Log(run, progress and processes.is_first))
+        state = state_path(path) if path is not None and processes.is_first else None
+        _run_to_end(run, log, state, received)
         result = run.result(path)
-        if path is not None:
-            save_sorter(path, result.sorter, training=result.sorter.trained)
-        log.finish(result)
-        if path is not None:
-            state_path(path).unlink(missing_ok=True)
+        processes.from_first(lambda: _finish(result, log, path))
         return result
+
+
+def _finish(result: TrainResult, log: Log, path: Path | None) -> None:
+    """Write the sorter and the end of the log, then drop the state."""
+    if path is not None:
+        save_sorter(path, result.sorter, training=result.sorter.trained)
+    log.finish(result)
+    if path is not None:
+        state_path(path).unlink(missing_ok=True)
 
 
 def _run_to_end(run: Run, log: Log, state: Path | None, received: Sequence[int]) -> None:
@@ -115,20 +133,23 @@ def _run_to_end(run: Run, log: Log, state: Path | None, received: Sequence[int])
     while not done:
         run.advance()
         log.step()
+        agreed = run.agree(bool(received))
         done = run.progress() >= 1
-        stopped = bool(received) and not done
+        stopped = agreed and not done
         due = done or run.step % run.config.validate_every == 0
         if due or stopped:
             run.check_sound()  # or else the last good state would be replaced by one past saving
         if due:
             run.validate()
+            run.agree(False)
             done = run.progress() >= 1  # a validation takes its time too
         if state is not None and (due or stopped):
             run.save_state(state)
         if due:
             log.validation()  # after the state: it may fail, and a resumed run logs its last validation again
         if stopped:
-            raise TrainingInterrupted(received[0], run.step, state)
+            signum = received[0] if received else signal.SIGTERM  # of another process
+            raise TrainingInterrupted(signum, run.step, state)
 
 
 def state_path(out: Path) -> Path:
