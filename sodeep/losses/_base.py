@@ -15,6 +15,7 @@ from sodeep._core.checks import check_choice, readable
 from sodeep._core.lists import Lists, masked_mean, one_item_hint
 from sodeep._core.precision import full_precision
 from sodeep.groups import pad_arguments, positional_names
+from sodeep.losses._chunks import in_chunks
 from sodeep.ranks import drop_other_state
 
 __all__ = [
@@ -150,7 +151,7 @@ def reduce_over_both(
 
 
 def loss_function(
-    *together: Check, mean_over_lists: bool = True, **checks: Check
+    *together: Check, mean_over_lists: bool = True, in_closed_form: bool = False, **checks: Check
 ) -> Callable[[Callable[P, Tensor | tuple[Tensor, Stats]]], LossFunction[P, Stats]]:
     """Decorator of every loss: checks its options, pads flat tensors with `group`, and runs it in full precision.
 
@@ -159,7 +160,8 @@ def loss_function(
     Args:
         together: ``check(**options)`` of several options at once, after each alone.
         mean_over_lists: whether the loss is the mean of its values without a reduction, so that processes can share
-            the lists out.
+            the lists out, and many of them are taken in chunks.
+        in_closed_form: whether it computes its gradient with its value, so that chunks of lists gain nothing.
         checks: what each option must be.
     """
 
@@ -181,7 +183,13 @@ def loss_function(
         @functools.wraps(function)
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> Tensor | tuple[Tensor, Stats]:
             args, kwargs = pad_arguments(names, args, kwargs)  # type: ignore[assignment]
-            return run(*args, **check_options(kwargs))
+            options = check_options(kwargs)
+            if mean_over_lists and not in_closed_form and len(args) <= len(names):
+                values = in_chunks(run, {**dict(zip(names, args, strict=False)), **options})
+                if values is not None:
+                    reduced = str(options.get("reduction", "mean")), bool(options.get("return_stats"))
+                    return reduce_defined(values, ~values.isnan(), values[:, None], *reduced)  # type: ignore[return-value]
+            return run(*args, **options)
 
         wrapper.check_options = check_options  # type: ignore[attr-defined]
         wrapper.mean_over_lists = mean_over_lists  # type: ignore[attr-defined]

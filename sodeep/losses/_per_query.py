@@ -13,12 +13,7 @@ from torch import Tensor
 
 from sodeep._core.checks import compiling, in_forward_mode, traces_no_gradient
 from sodeep._core.lists import Lists
-
-
-def chunk_elements(device: torch.device) -> int:
-    """Comparisons held at once: what stays in a CPU's cache, or what fills a GPU."""
-    return 2**17 if device.type == "cpu" else 2**23
-
+from sodeep.losses._chunks import chunk_elements as chunk_elements
 
 Operator = Callable[..., tuple[Tensor, Tensor]]
 """(scores (Q, N), positive (Q, N), options) -> a value a query (Q,) and d value / d scores (Q, N)."""

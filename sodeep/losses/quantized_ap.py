@@ -64,6 +64,7 @@ def _sum_from(x: Tensor) -> Tensor:
 
 @loss_function(
     check_range,
+    in_closed_form=True,
     num_bins=partial(check_at_least, low=2),
     low=check_number,
     high=check_number,
@@ -147,7 +148,7 @@ class QuantizedAPLoss(Loss[ListStats]):
         super().__init__(num_bins=num_bins, low=low, high=high, include_self=include_self, reduction=reduction)
 
 
-@loss_function(num_bins=partial(check_at_least, low=1))
+@loss_function(in_closed_form=True, num_bins=partial(check_at_least, low=1))
 def fast_ap_loss(
     scores: Tensor,
     relevant: Tensor,

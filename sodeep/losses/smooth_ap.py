@@ -78,7 +78,7 @@ def _smooth_ap(scores: Tensor, positive: Tensor, tau: float) -> tuple[Tensor, Te
     return value, slope
 
 
-@loss_function(tau=check_positive, include_self=check_bool)
+@loss_function(in_closed_form=True, tau=check_positive, include_self=check_bool)
 def smooth_ap_loss(
     scores: Tensor,
     relevant: Tensor,
@@ -174,6 +174,7 @@ def _sup_ap(
 
 
 @loss_function(
+    in_closed_form=True,
     tau=check_positive,
     rho=check_positive,
     delta=check_positive,
@@ -329,7 +330,7 @@ def _check_cuts(k: int | Iterable[int], name: str) -> int | tuple[int, ...]:
     return tuple(check_at_least(cut, 1, name) for cut in cuts)
 
 
-@loss_function(k=_check_cuts, tau_rank=check_positive, tau_k=check_positive)
+@loss_function(in_closed_form=True, k=_check_cuts, tau_rank=check_positive, tau_k=check_positive)
 def recall_at_k_loss(
     scores: Tensor,
     relevant: Tensor,

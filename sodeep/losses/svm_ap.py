@@ -69,7 +69,7 @@ def _shared(count: Tensor, ordered: Tensor) -> Tensor:
     return (until.gather(1, end) - until.gather(1, begin)) / (end - begin)
 
 
-@loss_function(scale=check_positive)
+@loss_function(in_closed_form=True, scale=check_positive)
 def svm_ap_loss(
     scores: Tensor,
     relevant: Tensor,
