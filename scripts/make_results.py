@@ -65,7 +65,7 @@ CAPTIONS = (
     "--loss triplet-hard --loss triplet --loss nt-xent --loss smooth-ap --loss recall:laplace --loss recall:set "
     "--loss triplet,recall:laplace --loss triplet,recall:set --loss triplet-hard+asp --loss untrained"
 )
-LABELS = "--loss bce --loss bce,bce --loss bce,bce+map:laplace"
+LABELS = "--baseline bce,bce --loss bce --loss bce,bce --loss bce,bce+map:laplace"
 
 RANKING = (
     "--loss mse --loss ranknet --loss listmle --loss lambdarank --loss softmax --loss ndcg:laplace --loss ndcg:set "
@@ -73,22 +73,17 @@ RANKING = (
     "--loss peer:lightgbm"
 )
 
-SENTENCES = f"memorability --data $SODEEP_DATA/sentence_memorability --seeds 8 --trials 8 {REGRESSION}"
-
 OMNIGLOT = "retrieval --data $SODEEP_DATA/omniglot_small --seeds 5"
 
 EMOJI = "cross-modal --data $SODEEP_DATA/emoji --image-features efficientnet-lite0"
 
 RESULTS = {
     "sentences": {
-        "vectors": f"{SENTENCES} --search-seeds 0 --text-features wordllama",
-        "tf-idf": f"{SENTENCES} --search-seeds 1",
+        "": "memorability --data $SODEEP_DATA/sentence_memorability --text-features wordllama --seeds 8 "
+        f"--search-seeds 0 --trials 8 {REGRESSION}"
     },
-    # whether a search twice as long changes what the first one says
     "diabetes": {
-        trials: "memorability --data runs/results/diabetes.csv --seeds 8 --search-seeds 4 "
-        f"--trials {trials} {REGRESSION}"
-        for trials in ("8", "16")
+        "": f"memorability --data runs/results/diabetes.csv --seeds 8 --search-seeds 4 --trials 8 {REGRESSION}"
     },
     "emoji": {"": f"{EMOJI} --seeds 5 --trials 6 {CAPTIONS}"},
     "clothing": {
@@ -108,11 +103,12 @@ RESULTS = {
     "ranking": {
         "": f"ranking --data $SODEEP_DATA/ltr_small --folds 5 --seeds 25 --search-seeds 2 --trials 8 {RANKING}"
     },
-    "toy": {"": "toy --seeds 8 --trials 8"},
+    # whether a search twice as long changes what the first one says
+    "toy": {trials: f"toy --seeds 8 --trials {trials}" for trials in ("8", "16")},
     # Wang et al. 2019, supplement, tables 1 and 2: at equal steps, and trained until flat
     "batch-size": {
-        f"{size}{name}": f"{OMNIGLOT} --trials 4 --loss multi-similarity --batch-size {size}{length}"
-        for size in (20, 80, 320)
+        f"{size}{name}": f"{OMNIGLOT} --trials 3 --loss multi-similarity --batch-size {size}{length}"
+        for size in (20, 80, 240)
         for name, length in (("-steps", " --max-steps 500 --patience 0"), ("-flat", " --patience 4"))
     },
     # what semantic scores are made of (Li et al. 2022, appendix); without asp they make no difference
@@ -122,7 +118,7 @@ RESULTS = {
     },
     # how many captions there are to train on (the same, Table 2)
     "captions-kept": {
-        f"{count}": f"{EMOJI} --seeds 5 --trials 4 --loss triplet-hard --loss triplet-hard+asp --captions-kept {count}"
+        f"{count}": f"{EMOJI} --seeds 5 --trials 3 --loss triplet-hard --loss triplet-hard+asp --captions-kept {count}"
         for count in (1, 5)
     },
     "contributing": {"": "scripts/count_contributing_pairs.py --data $SODEEP_DATA/emoji"},
@@ -396,7 +392,7 @@ def main(
         for key, command in RESULTS[name].items():
             command = (only(command, losses) if losses else command) + shortened
             label = f"{name}-{key}" if key else name
-            if name == "diabetes" and measured:  # the longer search goes on from the shorter one
+            if name == "toy" and measured:  # the longer search goes on from the shorter one
                 restore_runs(out / f"runs/{name}-{next(iter(measured))}", runs / label)
             measured[key] = compared(label, command, root, jobs, out, runs, end)
         if len(measured) > 1:

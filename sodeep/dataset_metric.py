@@ -24,7 +24,7 @@ class DatasetMetric:
     Args:
         metric: any function of rows, such as `spearman_corr` of predictions and targets, (n,) each, or
             `retrieval_metrics` of embeddings (n, d) and labels (n,), for which each process searches for its own rows.
-        **options: of that function.
+        options: of that function.
 
     Raises:
         TypeError: a `metric` that cannot be called.

@@ -76,16 +76,14 @@ class Loses(Elsewhere):
         return future
 
 
-@pytest.mark.parametrize("jobs", [None, 1])
-def test_runs_on_an_executor_are_those_of_one_process(tmp_path, expected, jobs):
+def test_runs_on_an_executor_are_those_of_one_process(tmp_path, expected):
     with Elsewhere(3) as executor:
-        same(compare("memorability", LOSSES, out=tmp_path, executor=executor, jobs=jobs, **GIVEN), tmp_path, expected)
+        same(compare("memorability", LOSSES, out=tmp_path, executor=executor, **GIVEN), tmp_path, expected)
         assert not executor._shutdown
 
 
-@pytest.mark.parametrize("how", ["broken", "cancelled"])
-def test_what_is_lost_is_done_again(tmp_path, expected, how):
-    with Loses(2, how) as executor:
+def test_what_is_lost_is_done_again(tmp_path, expected):
+    with Loses(2, "broken") as executor:
         same(compare("memorability", LOSSES, out=tmp_path, executor=executor, **GIVEN), tmp_path, expected)
 
 

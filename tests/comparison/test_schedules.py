@@ -141,7 +141,7 @@ def test_ridge_is_that_of_scikit_learn():
     scale, middle = task.unit
     y = ((task.target - middle) / scale).double().numpy()
     expected = Ridge(alpha=30.0).fit(x[train], y[train]).predict(x[test])
-    np.testing.assert_allclose(encode(net, task.features[test]).squeeze(1), expected, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(encode(net, task.features, test).squeeze(1), expected, rtol=1e-3, atol=1e-4)
 
 
 def test_ranks_and_normal_scores_are_those_of_scipy():

@@ -1,6 +1,7 @@
 """A user's encoder in a comparison: its images, memory, precision, optimiser groups and frozen backbone."""
 
 import dataclasses
+import pickle
 import re
 import sys
 
@@ -198,7 +199,7 @@ def test_an_encoder_of_features():
 
 
 def test_a_comparison_with_it(photos, tmp_path, monkeypatch):
-    """By name or as it is, in this process or others: one result; other code under its name is refused."""
+    """By name or as it is, one result; other code under its name is refused."""
     (tmp_path / "my_own_encoder.py").write_text(
         "import numpy as np, torch\n"
         "def transform(image):\n"
@@ -220,7 +221,8 @@ def test_a_comparison_with_it(photos, tmp_path, monkeypatch):
     ]
     import my_own_encoder
 
-    as_it_is = compare("retrieval", ["nt-xent"], out="b", encoder=my_own_encoder.build, chunk_size=5, jobs=2, **given)
+    assert pickle.loads(pickle.dumps(my_own_encoder.build)) is my_own_encoder.build  # as other processes get it
+    as_it_is = compare("retrieval", ["nt-xent"], out="b", encoder=my_own_encoder.build, chunk_size=5, **given)
     assert [run.metrics for run in as_it_is] == [run.metrics for run in by_name[:2]]
     source = tmp_path / "my_own_encoder.py"
     source.write_text(source.read_text() + "# changed\n")

@@ -267,7 +267,7 @@ def test_strips_show_what_is_found_first():
     assert details["strip_images"].shape == (16, 10, 8, 8, 3)
     assert list(details["strip_kind"]) == ["random"] * 8 + ["worst"] * 8
     test = images[40:]
-    vectors = torch.nn.functional.normalize(encoders.encode(model, task.items[task.index["test"]]))
+    vectors = torch.nn.functional.normalize(encoders.encode(model, task.items, task.index["test"]))
     scores = (vectors @ vectors.T).fill_diagonal_(-2)
     for query, found, right in zip(
         details["strip_queries"], details["strip_images"], details["strip_right"], strict=True
@@ -446,8 +446,10 @@ def test_asp_by_captions_against_loops():
     task = CrossModal(data)
     model = task.model()
     found = task.evaluate(model, "test").metrics
-    x = torch.nn.functional.normalize(encoders.encode(model.images, task.items[45:]))
-    y = torch.nn.functional.normalize(encoders.encode(model.captions, task.captions[135:]))
+    x = torch.nn.functional.normalize(encoders.encode(model.images, task.items, torch.arange(45, len(task.items))))
+    y = torch.nn.functional.normalize(
+        encoders.encode(model.captions, task.captions, torch.arange(135, len(task.captions)))
+    )
     scores, owner = x @ y.T, np.repeat(np.arange(15), 3)
     alike = SemanticScores(data.captions, data.owner, data.languages)
     for name in ("cider", "bleu", "rouge-l"):
@@ -788,13 +790,15 @@ def test_no_chunk_of_an_encoder_is_one_row(count):
     sizes = []
 
     class Counted(torch.nn.Module):
+        chunk = 4
+
         def forward(self, x):
             sizes.append(len(x))
             return x + 1
 
     inputs = torch.arange(float(count))[:, None]
     net = Counted()
-    torch.testing.assert_close(encoders.encode(net, inputs, chunk=4), inputs + 1)
+    torch.testing.assert_close(encoders.encode(net, inputs, torch.arange(count)), inputs + 1)
     assert net.training
     assert 1 not in sizes or count == 1
     assert max(sizes) <= 5
