@@ -36,7 +36,7 @@ TAUS = (1.0, 0.5, 1 / 3.4, 1 / 6.8, 1 / 10, 1 / 20, 1 / 50)
 
 
 def rank_error(rank_fn: RankFunction, scores: Tensor) -> float:
-    """Mean of |rank_fn(scores) - exact_rank(scores)| / n over all items of all lists.
+    """Mean of ``|rank_fn(scores) - exact_rank(scores)| / n`` over all items of all lists.
 
     Args:
         rank_fn: scores (..., n) -> ranks (..., n), 1 = highest.

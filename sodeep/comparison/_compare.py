@@ -118,8 +118,8 @@ def compare(
             rate falls along a cosine to zero.
         validate_every: steps between two validations. None: that of the task.
         init: .safetensors file of the weights that the encoder starts from, as `save_encoders` keeps them.
-        save_encoders: keep the tested encoder of every loss and seed in the folder, encoders/LOSS-SEED-*.safetensors.
-            Of tests that were done without it, training and test are repeated.
+        save_encoders: keep the tested encoder of every loss and seed in the folder,
+            ``encoders/LOSS-SEED-*.safetensors``. Of tests that were done without it, training and test are repeated.
         batch_size: items per step, for every loss.
         train_fraction: how much of the training split is trained on, above 0, up to 1; drawn with the seed, a smaller
             fraction is part of a larger one. Fewer steps, as an epoch is shorter.
@@ -155,8 +155,8 @@ def compare(
         predictors: likewise, the columns of numbers to predict from. None: all the others.
         scorer: of the ranking task, what scores an item: "item", a network on its own features, or "list", one that
             sees the other items of its group. None: "item".
-        transform: of the ranking task, what features go through before they are standardised: "log1p", sign(x)
-            log(1 + |x|), for long tails, or "none". None: "none".
+        transform: of the ranking task, what features go through before they are standardised: "log1p",
+            ``sign(x) log(1 + |x|)``, for long tails, or "none". None: "none".
         folds: of the ranking task, folds of a cross-validation over the groups of all splits, at least 3; so many seeds
             in a row test every fold once. None: the split of the data.
         metric: what settings and the length of a training are chosen by on the validation split, and losses compared

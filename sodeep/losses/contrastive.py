@@ -157,7 +157,7 @@ def triplet_loss(
     * ``mining="hard"``: for each positive the hardest negative, max_N s (Faghri et al., who take the sum). Equally hard
       negatives share the gradient.
 
-    "all" and "semihard" take O(N log N) a list, or O(N |P|) where that is less, and O(N) memory.
+    "all" and "semihard" take O(N log N) a list, or ``O(N |P|)`` where that is less, and O(N) memory.
 
     What all losses share, such as `where`: see `sodeep.losses`.
 

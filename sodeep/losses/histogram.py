@@ -53,8 +53,8 @@ def histogram_loss(
         sum_r h-_r sum_{q <= r} h+_q
 
     **The histograms are of the whole batch**, all lists together, so a batch is not the mean of its lists. The weight
-    of a positive pair in [t_p, t_{p+1}] is h-_p / (D |S+|), that of a negative one h+_{p+1} / (D |S-|) (Wang et al.
-    2019, supplement, where the nodes r D - 1 count from r = 1 and are one off). A score at a node belongs to the
+    of a positive pair in [t_p, t_{p+1}] is ``h-_p / (D |S+|)``, that of a negative one ``h+_{p+1} / (D |S-|)`` (Wang et
+    al. 2019, supplement, where the nodes r D - 1 count from r = 1 and are one off). A score at a node belongs to the
     interval above it. It takes two scatters, whatever the number of bins.
 
     What all losses share, such as `where`: see `sodeep.losses`.

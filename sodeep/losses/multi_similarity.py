@@ -114,7 +114,8 @@ def binomial_deviance_loss(
 
         mean_P log(1 + e^{alpha (base - s)})  +  mean_N log(1 + e^{beta (s - base)})
 
-    In the form of Wang et al.: the weight of a pair is alpha/|P| or beta/|N| times the logistic of the same exponent.
+    In the form of Wang et al.: the weight of a pair is ``alpha/|P|`` or ``beta/|N|`` times the logistic of the same
+    exponent.
 
     What all losses share, such as `where`: see `sodeep.losses`.
 

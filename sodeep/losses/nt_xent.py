@@ -104,7 +104,7 @@ def n_pairs_loss(
 
     Args:
         scores: (..., N). Made for inner products of embeddings that are not normalised: on cosine similarities the loss
-            cannot fall below log(1 + |N| e^-2).
+            cannot fall below ``log(1 + |N| e^-2)``.
 
     Returns:
         A scalar > 0, or 0 where it underflows.

@@ -1,7 +1,7 @@
 """Pair weights of any loss, d loss / d scores, and how many pairs contribute to its gradient.
 
 Two losses with the same d loss / d scores train the same embeddings, so this is where to compare losses.
-Wang et al. 2019 call |d loss / d s_ij| the weight of the pair (general pair weighting) and compare losses by it;
+Wang et al. 2019 call ``|d loss / d s_ij|`` the weight of the pair (general pair weighting) and compare losses by it;
 Bleeker & de Rijke 2022 count the pairs whose weight is not negligible (COCOS, counting contributing samples).
 Both work here for any loss of ``(scores, relevant)``, ours or yours, since both come from autograd, not from formulas.
 
@@ -30,7 +30,7 @@ from sodeep._core.lists import as_relevance
 def pair_weights(loss: Callable[..., Any], scores: Tensor, relevant: Tensor, where: Tensor | None = None) -> Tensor:
     """The gradient d loss / d scores: the weight of each pair, with its sign.
 
-    The sign is kept: negative where the loss falls as the score rises, which is how positives are wanted. |result|
+    The sign is kept: negative where the loss falls as the score rises, which is how positives are wanted. ``|result|``
     is the weight of Wang et al. 2019. It is the gradient of the scalar as it is: for a mean over Q lists each entry
     has the factor 1/Q, so multiply by Q for the weights within a list. The graph of `scores` is not touched.
 

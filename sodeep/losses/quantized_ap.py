@@ -86,7 +86,7 @@ def quantized_ap_loss(
     """One minus quantised AP (AP_Q): average precision of a softened histogram of the scores.
 
     For M bins with centres evenly from `high` down to `low`, gap = (high - low) / (M - 1), and the triangular kernel
-    delta_m(s) = max(0, 1 - |s - centre_m| / gap)::
+    ``delta_m(s) = max(0, 1 - |s - centre_m| / gap)``::
 
         h_m, h+_m  = sum of delta_m(s_j) over all items, over the relevant ones
         AP_Q       = sum over m of  (h+_1 + ... + h+_m) / (h_1 + ... + h_m)  *  h+_m / number of relevant items

@@ -110,8 +110,8 @@ def lambda_rank_loss(
 
     With the current ranks r and the discount D(r) = 1 / log2(1 + r), which get no gradient,
 
-    * ``form="lambdarank"``: w = |D(r_i) - D(r_j)|, the change of nDCG when the two change places (Burges et al.);
-    * ``form="ndcg2"``: w = D(|r_i - r_j|) - D(|r_i - r_j| + 1): with these weights held, the loss bounds a constant
+    * ``form="lambdarank"``: ``w = |D(r_i) - D(r_j)|``, the change of nDCG when the two change places (Burges et al.);
+    * ``form="ndcg2"``: ``w = D(|r_i - r_j|) - D(|r_i - r_j| + 1)``: with these weights held, the loss bounds a constant
       minus nDCG (NDCG-Loss2 of LambdaLoss, Wang et al.);
     * ``form="ndcg2++"``: the first plus 10 times the second.
 

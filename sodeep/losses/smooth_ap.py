@@ -350,7 +350,8 @@ def recall_at_k_loss(
         r_i      = 1 + sum_{j != i} sigmoid((s_j - s_i) / tau_rank)
         recall@k = min(k, sum_{i in P} sigmoid((k - r_i) / tau_k)) / min(k, |P|)
 
-    An item at rank k counts one half: with perfect scores the loss is not 0 but a constant that depends on k and |P|.
+    An item at rank k counts one half: with perfect scores the loss is not 0 but a constant that depends on k and
+    ``|P|``.
 
     What all losses share, such as `where`: see `sodeep.losses`.
 

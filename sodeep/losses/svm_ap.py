@@ -87,9 +87,9 @@ def svm_ap_loss(
         1 - AP(r)  -  2 scale / (|P| |N|)  sum of (s_p - s_n) over the pairs p, n that r has in the wrong order
 
     Within P and within N the ranking is best by score, and then each other item has a best place of its own, whatever
-    the places of the rest: the maximum is exact, in O(n log n + |P| |N|) time and a fixed amount of memory beside the
-    scores. The weight of a pair is 2 scale / (|P| |N|) where that ranking has it in the wrong order, and 0 elsewhere.
-    The loss is 0 only when every relevant item is above every other by a margin, which grows with |N|.
+    the places of the rest: the maximum is exact, in ``O(n log n + |P| |N|)`` time and a fixed amount of memory beside
+    the scores. The weight of a pair is ``2 scale / (|P| |N|)`` where that ranking has it in the wrong order, and 0
+    elsewhere. The loss is 0 only when every relevant item is above every other by a margin, which grows with ``|N|``.
 
     What all losses share, such as `where`: see `sodeep.losses`.
 

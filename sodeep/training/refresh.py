@@ -27,7 +27,7 @@ class RefreshResult(NamedTuple):
     """The result of a `RefreshedSorter.refresh`."""
 
     before: float
-    """Mean |rank error| / n on the remembered lists, before."""
+    """Mean ``|rank error| / n`` on the remembered lists, before."""
     after: float
     """The same of the fine-tuned copy."""
     kept: bool
@@ -201,6 +201,6 @@ class RefreshedSorter(nn.Module):
 
 @torch.no_grad()
 def _error(sorter: Sorter, groups: list[Tensor]) -> float:
-    """Mean |rank error| / n over all lists."""
+    """Mean ``|rank error| / n`` over all lists."""
     errors = [(sorter(group) - exact_rank(group)).abs().mean(-1) / group.shape[-1] for group in groups]
     return float(torch.cat(errors).mean())

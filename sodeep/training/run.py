@@ -49,7 +49,7 @@ class TrainResult:
     Attributes:
         sorter: the trained sorter, frozen, on the CPU: the best weights by validation.
         config: what it was trained with.
-        errors: mean |rank error| / n by distribution, on the validation lists; "validation" is their mixture.
+        errors: mean ``|rank error| / n`` by distribution, on the validation lists; "validation" is their mixture.
         history: one dict a validation: step, train loss, validation objective, errors, learning rate, gradient norm,
             lists per second.
         steps: steps done.
@@ -70,7 +70,7 @@ class TrainResult:
 
     @property
     def error(self) -> float:
-        """Mean |rank error| / n on the validation mixture."""
+        """Mean ``|rank error| / n`` on the validation mixture."""
         return self.errors["validation"]
 
 
