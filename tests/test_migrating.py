@@ -27,7 +27,9 @@ def check(there, here, said, names):
     """What the page says of the values holds."""
     with warnings.catch_warnings():  # of the other package, and of lists that are undefined on purpose
         warnings.simplefilter("ignore")
-        a, b = (torch.as_tensor(eval(code, {"sodeep": sodeep, "torch": torch, **names})).double() for code in (there, here))
+        a, b = (
+            torch.as_tensor(eval(code, {"sodeep": sodeep, "torch": torch, **names})).double() for code in (there, here)
+        )
     if said.startswith("the same"):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     elif said.startswith("nearly the same, to 1%"):
@@ -115,8 +117,8 @@ def losses_of_2019():
         return loss
 
     def both_ways(term):
-        return lambda kind, weights: lambda s: sum(
-            term(sorter_of(kind, weights)(x), i) for x in (s, s.T) for i in range(len(s))
+        return lambda kind, weights: (
+            lambda s: sum(term(sorter_of(kind, weights)(x), i) for x in (s, s.T) for i in range(len(s)))
         )
 
     def hard(ranks, i):
@@ -159,9 +161,7 @@ def test_torchsort(there, here, said, lists):
 
 @pytest.mark.parametrize(("there", "here", "said"), rows("pytorch-metric-learning"))
 def test_pytorch_metric_learning(there, here, said):
-    names = {
-        name: pytest.importorskip(f"pytorch_metric_learning.{name}") for name in ("losses", "miners", "distances")
-    }
+    names = {name: pytest.importorskip(f"pytorch_metric_learning.{name}") for name in ("losses", "miners", "distances")}
     embeddings = normalize(torch.randn(24, 8, dtype=torch.float64))
     names["labels"] = torch.arange(6).repeat(4)
     names["lonely"] = torch.tensor([0] * 3 + [1] * 4 + [2] * 5 + [3] * 6 + [4] + [5] * 5)
