@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from docutils.nodes import Element, document, literal
+from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
 
 import sodeep
 
@@ -46,22 +51,50 @@ pygments_style = "friendly"
 pygments_dark_style = "native"
 
 
-def toctree(entries: list[str], caption: str = "") -> str:
+def toctree(entries: Iterable[str], caption: str = "") -> str:
     """Pages of the sidebar."""
-    options = [":hidden:", *([f":caption: {caption}"] if caption else [":glob:"])]
+    options = [":hidden:", *([f":caption: {caption}"] if caption else [])]
     return "\n".join(["", "```{toctree}", *options, "", *entries, "```", ""])
 
 
 def add_contents(app: Sphinx, docname: str, source: list[str]) -> None:
     """The contents of the site are those of docs/README.md: its sections, and the pages that each lists."""
     if docname == "docs/results":
-        source[0] += toctree(["results/*"])
+        reports = sorted(path.stem for path in (ROOT / "docs/results").glob("*.md"))
+        source[0] += toctree(f"{name.replace('-', ' ')} <results/{name}>" for name in reports)
     if docname == "README":
         source[0] += toctree(["docs/README"])
         contents = (ROOT / "docs/README.md").read_text(encoding="utf-8")
         for caption, text in re.findall(r"^## (.*?)$(.*?)(?=^## |\Z)", contents, re.MULTILINE | re.DOTALL):
             pages = re.findall(r"^\* \[.*?\]\(([^)#]*)\.md\)", text, re.MULTILINE)
             source[0] += toctree([f"/{(Path('docs') / page)}" for page in pages], caption)
+
+
+def find_public(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: Element) -> Element | None:
+    """A public name is described as ``sodeep.NAME``, and written NAME or by its module in docstrings."""
+    name = node.get("reftarget", "")
+    if f"{node.get('py:module')}.{name}" in sys.modules:  # a module that is called like a metric
+        return None
+    for target in (name, name.rpartition(".")[2]):
+        if node.get("refdomain") == "py" and target.split(".")[0] in sodeep.__all__:
+            domain, page = env.domains["py"], node["refdoc"]
+            found = domain.resolve_xref(env, page, app.builder, "obj", f"sodeep.{target}", node, text)
+            if found is not None:
+                return found
+    return None
+
+
+def shorten_signature(app: Sphinx, what: str, name: str, value: Any, options: Any, *signature: str) -> tuple[str, str]:
+    """What is not Python, the default of a field that is made anew, would be cut at its commas."""
+    arguments, result = signature
+    return arguments and arguments.replace("<factory>", "..."), result
+
+
+def mark_long_code(app: Sphinx, doctree: document, page: str) -> None:
+    """For the style sheet: a column of a table is to have room for it."""
+    for code in doctree.findall(literal):
+        if len(code.astext()) > 30:
+            code["classes"].append("long")
 
 
 def add_front_page(app: Sphinx, error: Exception | None) -> None:
@@ -73,5 +106,8 @@ def add_front_page(app: Sphinx, error: Exception | None) -> None:
 def setup(app: Sphinx) -> dict[str, Any]:
     """Called by Sphinx."""
     app.connect("source-read", add_contents)
+    app.connect("autodoc-process-signature", shorten_signature)
+    app.connect("doctree-resolved", mark_long_code)
+    app.connect("missing-reference", find_public)
     app.connect("build-finished", add_front_page)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

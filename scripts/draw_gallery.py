@@ -147,7 +147,7 @@ def draw_rank_function(rank_fn: Callable[[Tensor], Tensor]) -> Figure:
     ranks = rank_fn(lists[:, order])[:, order == 0].squeeze(1)
     (gradient,) = torch.autograd.grad(ranks.sum(), moving)
     exact = sodeep.exact_rank(lists.detach())[:, 0]
-    figure = Figure(figsize=(6.4, 2.1), layout="constrained")
+    figure = Figure(figsize=(5, 1.9), layout="constrained")
     left, right = figure.subplots(1, 2)
     x = moving.detach()
     left.plot(x, exact, color=GREY, linewidth=3, alpha=0.5, label="exact")
@@ -178,8 +178,8 @@ def learning() -> Iterator[tuple[str, Figure]]:
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS[-1])
     shown = draw({"normal": 1}, 1, n, torch.Generator().manual_seed(1))
     exact = sodeep.exact_rank(shown)[0]
-    figure = Figure(figsize=(7.2, 2.1), layout="constrained")
-    axes: list[Axes] = list(figure.subplots(1, len(STEPS), sharex=True, sharey=True))
+    figure = Figure(figsize=(5, 3.6), layout="constrained")
+    axes: list[Axes] = list(figure.subplots(2, 2, sharex=True, sharey=True).flat)
     for step in range(STEPS[-1] + 1):
         if step in STEPS:
             axis = axes[STEPS.index(step)]
@@ -189,14 +189,15 @@ def learning() -> Iterator[tuple[str, Figure]]:
             axis.plot(shown[0, order], exact[order], color=GREY, linewidth=3, alpha=0.5)
             axis.plot(shown[0], given, ".", color=BLUE, markersize=5)
             error = float((given - exact).abs().mean()) / n
-            axis.set(title=f"step {step}: error {error:.2f}", ylim=(n + 1, 0), yticks=(1, n // 2, n), xlabel="score")
+            axis.set(title=f"step {step:,}: error {error:.2f}", ylim=(n + 1, 0), yticks=(1, n // 2, n))
         scores = draw(sodeep.DEFAULT, 64, n, generator)
         loss = (sorter(scores) - sodeep.exact_rank(scores)).abs().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         schedule.step()
-    axes[0].set_ylabel("rank")
+    figure.supxlabel("score", fontsize=9)
+    figure.supylabel("rank", fontsize=9)
     yield "learning.svg", figure
 
 
@@ -237,11 +238,11 @@ def plane_of_landscape(loss: LossOfScores, points: int = 90) -> Tensor:
 
 
 def landscapes() -> Iterator[tuple[str, Figure]]:
-    figure = Figure(figsize=(7.2, 3.8), layout="constrained")
+    figure = Figure(figsize=(5.4, 5), layout="constrained")
     everything = relaxations()
     _, exact = line_of_landscape(everything["1 - AP"])
     names = list(everything)[1:]
-    axes: list[Axes] = list(figure.subplots(2, 4, sharex=True).flat)
+    axes: list[Axes] = list(figure.subplots(3, 3, sharex=True).flat)
     for name, axis in zip(names, axes, strict=False):
         x, values = line_of_landscape(everything[name])
         axis.plot(x, exact, color=GREY, linewidth=2.4, alpha=0.5, drawstyle="steps-mid")
@@ -249,18 +250,19 @@ def landscapes() -> Iterator[tuple[str, Figure]]:
         axis.plot(OTHERS, torch.zeros(len(OTHERS)), "|", color=ORANGE, markersize=6)
         axis.set_title(name.replace(", ", ",\n"), fontsize=8)
         axis.set_ylim(bottom=0)
+    axes[-2].set_axis_off()
     axes[-1].set_axis_off()
-    axes[-1].plot([], [], color=GREY, linewidth=2.4, alpha=0.5, label="1 - AP")
-    axes[-1].plot([], [], color=BLUE, label="the loss")
-    axes[-1].plot([], [], "|", color=ORANGE, markersize=6, label="irrelevant items")
-    axes[-1].legend(loc="center", fontsize=8)
+    axes[-2].plot([], [], color=GREY, linewidth=2.4, alpha=0.5, label="1 - AP")
+    axes[-2].plot([], [], color=BLUE, label="the loss")
+    axes[-2].plot([], [], "|", color=ORANGE, markersize=6, label="irrelevant items")
+    axes[-2].legend(loc="center", fontsize=8)
     figure.supxlabel("score of a relevant item", fontsize=9)
     yield "landscapes.svg", figure
 
-    figure = Figure(figsize=(7.2, 3.9), layout="constrained")
-    for axis, (name, loss) in zip(
-        figure.subplots(2, 4, sharex=True, sharey=True).flat, everything.items(), strict=True
-    ):
+    figure = Figure(figsize=(5.4, 6), layout="constrained")
+    axes = list(figure.subplots(3, 3, sharex=True, sharey=True).flat)
+    axes[-1].set_axis_off()
+    for axis, (name, loss) in zip(axes, everything.items(), strict=False):
         axis.imshow(plane_of_landscape(loss), origin="lower", extent=(-0.4, 1, -0.4, 1), cmap="viridis")
         axis.set_title(name.replace(", ", ",\n"), fontsize=8)
         axis.set(xticks=(0, 1), yticks=(0, 1))
@@ -295,7 +297,7 @@ def number(cell: str) -> float | None:
 
 def growth() -> Iterator[tuple[str, Figure]]:
     page = tables((ROOT / "docs/benchmarks.md").read_text(encoding="utf-8"))
-    figure = Figure(figsize=(7.2, 3), layout="constrained")
+    figure = Figure(figsize=(6, 2.8), layout="constrained")
     left, right = figure.subplots(1, 2)
     head, *rows = page["Rank functions"]
     sizes = [tuple(int(size) for size in re.findall(r"\d+", cell)) for cell in head[1:]]
