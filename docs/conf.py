@@ -7,9 +7,10 @@ import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from docutils.nodes import Element, document, literal
+from docutils.nodes import Element, document, literal, reference, title
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
@@ -70,6 +71,21 @@ def add_contents(app: Sphinx, docname: str, source: list[str]) -> None:
             source[0] += toctree([f"/{(Path('docs') / page)}" for page in pages], caption)
 
 
+def link_names(app: Sphinx, doctree: document) -> None:
+    """`SmoothAPLoss(tau=0.1)` in a page leads to what is said of that name; the pages themselves need no such links."""
+    for code in list(doctree.findall(literal)):
+        name = re.fullmatch(r"(?:sodeep\.)?(\w+)(?:\(.*\))?", code.astext())
+        if not name or name[1] not in sodeep.__all__ or isinstance(getattr(sodeep, name[1]), ModuleType):
+            continue
+        above, parent = [], code.parent
+        while parent is not None:
+            above.append(parent)
+            parent = parent.parent
+        if not any(isinstance(node, (pending_xref, reference, title)) for node in above):
+            target = {"refdomain": "py", "reftype": "obj", "reftarget": f"sodeep.{name[1]}"}
+            code.replace_self(pending_xref("", code.deepcopy(), refdoc=app.env.docname, refexplicit=False, **target))
+
+
 def find_public(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: Element) -> Element | None:
     """A public name is described as ``sodeep.NAME``, and written NAME or by its module in docstrings."""
     name = node.get("reftarget", "")
@@ -108,6 +124,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("source-read", add_contents)
     app.connect("autodoc-process-signature", shorten_signature)
     app.connect("doctree-resolved", mark_long_code)
+    app.connect("doctree-read", link_names)
     app.connect("missing-reference", find_public)
     app.connect("build-finished", add_front_page)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
