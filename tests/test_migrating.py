@@ -165,6 +165,7 @@ def test_pytorch_metric_learning(there, here, said):
     embeddings = normalize(torch.randn(24, 8, dtype=torch.float64))
     names["labels"] = torch.arange(6).repeat(4)
     names["lonely"] = torch.tensor([0] * 3 + [1] * 4 + [2] * 5 + [3] * 6 + [4] + [5] * 5)
+    names["normalized_softmax"] = names["losses"].NormalizedSoftmaxLoss(6, 8).double()
     first, second = embeddings.split(12)
     check(there, here, said, {**names, "embeddings": embeddings, "first": first, "second": second, "n": 12})
 
