@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sodeep._core.checks import describe
@@ -126,6 +126,24 @@ def trial_settings(ranges: Ranges, trials: int) -> list[dict[str, Any]]:
             for point in points
         ]
     return [some for place, some in enumerate(settings) if some not in settings[:place]]
+
+
+def with_limits(ranges: Ranges, limits: Mapping[str, tuple[float, float]]) -> dict[str, Range | Choice]:
+    """The ranges, those that `limits` names between other values; a default outside them moves to the nearer end.
+
+    >>> with_limits({"width": Range(0.05, 2.0, 0.3)}, {"width": (0.5, 8.0), "margin": (0, 1)})
+    {'width': Range(low=0.5, high=8.0, default=0.5, log=True, zero=False, whole=False)}
+
+    Raises:
+        ValueError: no range from a lower to a higher number, above 0 for one in the logarithm.
+    """
+    changed = dict(ranges)
+    for name, (low, high) in limits.items():
+        old = ranges.get(name)
+        if isinstance(old, Range):
+            default = old.default if old.zero and old.default == 0 else min(max(old.default, low), high)
+            changed[name] = replace(old, low=low, high=high, default=default)
+    return changed
 
 
 def edge_of(ranges: Ranges, settings: Mapping[str, Any]) -> dict[str, str]:

@@ -54,6 +54,23 @@ class _Compare(click.Command):
                 formatter.write_dl(list(known.items()))
 
 
+class _Limits(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
+    """SETTING=LOW:HIGH."""
+
+    name = "limits"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, tuple[float, float]]:
+        """The setting, and its lowest and highest value."""
+        setting, _, limits = value.partition("=")
+        try:
+            low, high = map(float, limits.split(":"))
+        except ValueError:
+            self.fail(f"must be SETTING=LOW:HIGH, such as width=0.01:4, got {value!r}.", param, ctx)
+        return setting, (low, high)
+
+
 @click.command("compare", cls=_Compare)
 @click.argument("task", metavar="TASK")
 @click.option("--loss", "losses", multiple=True, metavar="NAME", help="Repeatable.  [default: those of the task]")
@@ -87,6 +104,14 @@ class _Compare(click.Command):
     show_default=True,
     help="How many of the seeds, the first ones, choose the settings for all. 0: each for itself, at --trials times "
     "the cost.",
+)
+@click.option(
+    "--range",
+    "ranges",
+    type=_Limits(),
+    multiple=True,
+    metavar="SETTING=LOW:HIGH",
+    help="Search this setting of all losses that have it elsewhere than declared, as width=0.01:4; repeatable.",
 )
 @click.option(
     "--max-steps",
@@ -218,6 +243,7 @@ def compare(
     out: Path | None,
     trials: int,
     search_seeds: int,
+    ranges: tuple[tuple[str, tuple[float, float]], ...],
     max_steps: int | None,
     patience: int,
     validate_every: int | None,
@@ -295,6 +321,7 @@ def compare(
             seeds=seeds,
             trials=trials,
             search_seeds=search_seeds or None,
+            ranges=dict(ranges) or None,
             max_steps=max_steps,
             patience=patience or None,
             validate_every=validate_every,

@@ -34,7 +34,7 @@ import contextlib
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict
 from pathlib import Path
@@ -45,7 +45,7 @@ from torch import nn
 
 from sodeep._core.checks import check_at_least, check_choice, check_computes, describe, user_path
 from sodeep._core.files import sole_writer, sweep, write_atomic
-from sodeep._core.search import default_settings, trial_settings
+from sodeep._core.search import Range, Ranges, default_settings, edge_of, trial_settings, with_limits
 from sodeep._version import __version__
 from sodeep.comparison.losses_by_name import CALL_SIGNATURES, LossSpec, default_losses, loss_by_name, stages_of
 from sodeep.comparison.runs import Run
@@ -65,6 +65,7 @@ def compare(
     seeds: int | Sequence[int] = 3,
     trials: int = 4,
     search_seeds: int | None = 1,
+    ranges: Mapping[str, tuple[float, float]] | None = None,
     max_steps: int | None = None,
     patience: int | None = 8,
     validate_every: int | None = None,
@@ -111,6 +112,9 @@ def compare(
         search_seeds: how many of the seeds, the first ones, choose the settings, by their mean validation; with these,
             each loss is trained once for every further seed. None: every seed chooses for itself, at `trials` times the
             cost.
+        ranges: of settings that are searched elsewhere than declared, name -> (low, high), such as
+            ``{"width": (0.01, 4)}``: for every loss that has such a setting. The report says which choices lay at an
+            end of their range.
         max_steps: after which a training ends though its validation metric still rises, which the report says. None:
             that of the task.
         patience: validations without a gain of 0.001 after which a training goes on from its best weights with a tenth
@@ -214,6 +218,7 @@ def compare(
     trials = check_at_least(trials, 1, "trials")
     if search_seeds is not None and check_at_least(search_seeds, 1, "search_seeds") > len(seeds):
         raise ValueError(f"`search_seeds` must be at most the number of seeds, {len(seeds)}, got {search_seeds}.")
+    searched = _searched_ranges(specs, task_class, ranges or {})
     length = Length(
         check_at_least(task_class.max_steps if max_steps is None else max_steps, 1, "max_steps"),
         check_at_least(task_class.validate_every if validate_every is None else validate_every, 1, "validate_every"),
@@ -266,6 +271,7 @@ def compare(
     folder = user_path(out)
     origin = {"task": task, "data": loaded.data_name, "batch_size": batch_size, **asdict(length), "init": None}
     origin |= {"search_seeds": search_seeds, "metric": metric}
+    origin["ranges"] = {name: list(limits) for name, limits in sorted(ranges.items())} if ranges else None
     start = None if init is None else str(user_path(init))
     if start is not None:
         load_encoder(loaded.model(), start)  # another task's encoder raises here
@@ -294,16 +300,17 @@ def compare(
                 data_checksum,
                 start,
                 save_encoders=save_encoders,
+                edges=edge_of(searched[loss], settings),
             )
-            for settings in trial_settings(specs[loss].all_ranges(task_class), trials)
+            for settings in trial_settings(searched[loss], trials)
         ]
         for seed in seeds
         for loss in losses
     }
     with sole_comparison(folder):
         _claim(folder, origin, losses, trials, {"sorters": sorters, "sources": sources}, data_checksum)
-        searched = None if search_seeds is None else seeds[:search_seeds]
-        return Schedule(folder, loaded.metric, work, searched, on_run).run(jobs, on_start, executor)
+        choosing = None if search_seeds is None else seeds[:search_seeds]
+        return Schedule(folder, loaded.metric, work, choosing, on_run).run(jobs, on_start, executor)
 
 
 def _stages(loss: str) -> list[str]:
@@ -367,6 +374,28 @@ def _check_fits(loss: str, spec: LossSpec, task_class: type[Task]) -> None:
             f"It is called as {CALL_SIGNATURES[min(wrong)]}, this task calls {calls}. "
             f"Those compared by default are {', '.join(task_class.losses)}."
         )
+
+
+def _searched_ranges(
+    specs: Mapping[str, LossSpec], task_class: type[Task], limits: Mapping[str, tuple[float, float]]
+) -> dict[str, Ranges]:
+    """Loss -> the ranges of its settings, with the limits that the user gives."""
+    declared = {loss: spec.all_ranges(task_class) for loss, spec in specs.items()}
+    known = sorted(
+        {name for ranges in declared.values() for name, values in ranges.items() if isinstance(values, Range)}
+    )
+    for name, pair in limits.items():
+        if name not in known:
+            raise ValueError(
+                f"`ranges` must name settings of these losses, got {name!r}. They have {', '.join(known)}."
+            )
+        try:
+            low, high = map(float, pair)
+            for ranges in declared.values():
+                with_limits(ranges, {name: (low, high)})
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"`ranges` must be name: (low, high), got {describe(pair)} for {name}. {error}") from None
+    return {loss: with_limits(ranges, limits) for loss, ranges in declared.items()}
 
 
 def device_of(device: str) -> str:

@@ -24,7 +24,6 @@ from torch import nn
 
 from sodeep._core.checks import describe
 from sodeep._core.live_tensors import LiveTensors
-from sodeep._core.search import edge_of
 from sodeep.comparison.losses_by_name import LossSpec, loss_by_name
 from sodeep.comparison.runs import Run
 from sodeep.tasks import TASKS, Task
@@ -102,6 +101,8 @@ class Job:
     start: dict[str, Any] = field(default_factory=dict)
     """Of a schedule: the settings that those weights were trained with."""
     save_encoders: bool = False
+    edges: dict[str, str] = field(default_factory=dict)
+    """Of the settings, as of `Run`."""
 
     @property
     def weights(self) -> Path:
@@ -190,7 +191,7 @@ def run_training(job: Job) -> Done:
         job.settings,
         "tuning",
         "ok",
-        edges=edge_of(loss.all_ranges(type(task)), job.settings),
+        edges=job.edges,
         start=job.start,
         device=device_name(job.device),
         split=_split(task),

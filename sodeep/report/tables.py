@@ -156,7 +156,10 @@ def find_differences(comparison: Comparison) -> list[str]:
             f"{loss} ({', '.join(f'{ends[side]} end of {name}' for name, side in edges.items())})"
             for loss, edges in summary.edges.items()
         )
-        findings.append(f"Chosen at an end of the range that was searched, beyond which a better may lie: {chosen}.")
+        findings.append(
+            f"Chosen at an end of the range that was searched, beyond which a better may lie: {chosen}. "
+            "--range searches another range."
+        )
     if not compared and len(cells) > 1:
         findings.append("With one seed in common there are no confidence intervals: any difference may be chance.")
     if summary.failed:
