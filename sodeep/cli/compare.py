@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sodeep.comparison.runs import Run
     from sodeep.comparison.schedule import Plan
     from sodeep.report.figures import ReportFigure
+    from sodeep.tasks.base import Loss
 
 
 MOST_JOBS = 8
@@ -355,7 +356,7 @@ def compare(
             on_start=None if quiet else progress.begin,
         )
         progress.close()
-        _report(out, baseline, tensorboard)
+        _report(out, baseline, tensorboard, names)
     except comparison.ComparisonStopped as stop:
         progress.close()
         with contextlib.suppress(OSError):  # of a terminal that is gone
@@ -369,7 +370,7 @@ def compare(
         raise click.ClickException("No loss could be trained and tested.")
 
 
-def _report(out: Path, baseline: str | None, tensorboard: bool) -> None:
+def _report(out: Path, baseline: str | None, tensorboard: bool, names: Sequence[str]) -> None:
     """Write the reports to the folder, and print the table."""
     from sodeep.comparison._compare import sole_comparison
     from sodeep.comparison.read import read_comparison
@@ -380,7 +381,7 @@ def _report(out: Path, baseline: str | None, tensorboard: bool) -> None:
     comparison = read_comparison(out, baseline)
     try:  # files first: the output may be closed by now
         with sole_comparison(out):
-            figures, notes = draw_figures(comparison)
+            figures, notes = draw_figures(comparison, _own_losses(comparison, names))
             command = "sodeep " + shlex.join(sys.argv[1:])
             files = write_report(comparison, figures, notes, command=command)
             board = _write_board(comparison, figures) if tensorboard else None
@@ -394,6 +395,19 @@ def _report(out: Path, baseline: str | None, tensorboard: bool) -> None:
         _say(f"TensorBoard: tensorboard --logdir {shlex.quote(str(board))}")
     for note in notes:
         _say(note)
+
+
+def _own_losses(comparison: Comparison, names: Sequence[str]) -> dict[str, Loss]:
+    """The losses of the user's own among those named on this command line, whose code ran already, for the figures."""
+    from sodeep.comparison.losses_by_name import loss_by_name
+
+    losses: dict[str, Loss] = {}
+    for name in names:
+        spec = loss_by_name(name)
+        chosen = comparison.summary.settings.get(name)
+        if chosen and spec.source and not spec.method and not spec.parts and spec.signature in ("", "relevant"):
+            ((_, _, losses[name]),) = spec.terms(chosen[0][0], "relevant")
+    return losses
 
 
 def _write_board(comparison: Comparison, figures: Sequence[ReportFigure]) -> Path:

@@ -10,6 +10,7 @@ import torch
 
 from sodeep._core.extras import is_missing, needed, remedy
 from sodeep._core.progress import Progress
+from sodeep.training.config import TrainConfig
 from sodeep.training.run import Run, TrainResult
 
 
@@ -86,13 +87,18 @@ class Log:
         self.writer.add_figure("sorter", plot_ranks(lists, ranks), step)
 
     def finish(self, result: TrainResult) -> None:
-        """The config and the final errors, so that runs compare in TensorBoard's HPARAMS view."""
+        """What was configured, and the final errors, so that runs compare in TensorBoard's HPARAMS view.
+
+        The final errors, those of the sorter that is saved, are the last points of the curves.
+        """
         if self.writer is not None:
+            default = TrainConfig(sorter=result.config.sorter, steps=result.config.steps).to_dict()
             config = {
                 name: value if isinstance(value, (bool, int, float, str)) else str(value)
                 for name, value in result.config.to_dict().items()
+                if name in ("sorter", "steps") or value != default[name]
             }
-            metrics = {f"final/{name}": error for name, error in result.errors.items()}
+            metrics = {f"error/{name}": error for name, error in result.errors.items()}
             from torch.utils.tensorboard.summary import hparams
 
             # what add_hparams does in a file of its own, which a resumed run could not replace
