@@ -108,6 +108,34 @@ Ranges = Mapping[str, Range | Choice]
 """Name of a setting -> the values it may take."""
 
 
+def declared_range(values: object) -> Range | Choice:
+    """What a class declares for a setting: a `Range` or `Choice`, a pair (low, high), or a list of choices.
+
+    A pair of whole numbers is a range of whole numbers; one above 0 is even in the logarithm.
+
+    Raises:
+        TypeError, ValueError: it is none of these.
+
+    >>> declared_range((1e-4, 1e-2))
+    Range(low=0.0001, high=0.01, default=0.001, log=True, zero=False, whole=False)
+    """
+    if isinstance(values, (Range, Choice)):
+        found: Range | Choice = values
+    elif isinstance(values, tuple) and len(values) == 2:
+        low, high = values
+        middle = (low * high) ** 0.5 if low > 0 else (low + high) / 2
+        whole = isinstance(low, int) and isinstance(high, int)
+        found = Range(low, high, round(middle) if whole else float(f"{middle:.3g}"), log=low > 0, whole=whole)
+    elif isinstance(values, list):
+        found = Choice(tuple(values))
+    else:
+        raise TypeError("A pair of numbers in round brackets is a range; choices are a list in square ones.")
+    plain = (str, int, float, type(None))
+    if isinstance(found, Choice) and not all(isinstance(value, plain) for value in found.values):
+        raise ValueError("Choices are strings, numbers, True, False or None, which can be kept with a run.")
+    return found
+
+
 def default_settings(ranges: Ranges) -> dict[str, Any]:
     """The default of every range."""
     return {name: values.default for name, values in ranges.items()}

@@ -277,7 +277,7 @@ def compare(
     tensorboard: bool,
     quiet: bool,
 ) -> None:
-    """Compare losses on TASK: retrieval, cross-modal, memorability, multi-label, ranking or toy.
+    """Compare losses on TASK: retrieval, cross-modal, memorability, multi-label, ranking or toy; or my_module:MyTask.
 
     Every loss gets the same features and batches, and as many settings: learning rate, its own parameters, the width
     of a rank function. Each is trained until the validation metric is flat, and the best on the validation split is
@@ -297,15 +297,15 @@ def compare(
     from sodeep import comparison
     from sodeep._core.extras import check_installed
     from sodeep.comparison.losses_by_name import default_losses
-    from sodeep.tasks import TASKS
+    from sodeep.tasks.own_task import task_class
 
     if tensorboard:
         check_installed("tensorboard", "--tensorboard")
-    out = out or Path("runs") / task
+    out = out or Path("runs") / task.replace(":", "-")
     names = list(losses)
     if baseline is not None and baseline not in names:
         # a baseline is compared too; without --loss, with the losses of the task
-        names = [baseline, *(names or (default_losses(TASKS[task]) if task in TASKS else ()))]
+        names = [baseline, *(names or default_losses(task_class(task)))]
     progress = _Progress(metric)
     context = click.get_current_context()
     context.with_resource(contextlib.closing(progress))

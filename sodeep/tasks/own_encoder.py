@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from sodeep._core.by_name import attribute
+from sodeep._core.by_name import attribute, name_of
 from sodeep._core.cache import cached_rows
 from sodeep._core.checks import check_at_least, check_choice, describe
 from sodeep._core.progress import Progress
@@ -228,7 +228,7 @@ def _build_of(given: str | Build) -> tuple[Build, str]:
         )
     if isinstance(given, nn.Module):
         raise TypeError("`encoder` must be a callable that builds the module anew for each training, got a module.")
-    return given, f"{given.__module__}:{getattr(given, '__qualname__', type(given).__qualname__)}"
+    return given, name_of(given)
 
 
 def own_encoder(
