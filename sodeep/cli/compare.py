@@ -183,12 +183,14 @@ class _Limits(click.ParamType):  # type: ignore[type-arg]  # generic only in new
 @click.option(
     "--encoder",
     metavar="MODULE:CALLABLE",
-    help="Your encoder (retrieval): returns an nn.Module from images or features to vectors, with its transform.",
+    help="Your encoder (retrieval, cross-modal, multi-label): returns an nn.Module from images or features to vectors, "
+    "with its transform.",
 )
+@click.option("--text-encoder", metavar="MODULE:CALLABLE", help="Likewise, of captions (cross-modal).")
 @click.option(
     "--chunk-size",
     type=click.IntRange(1),
-    help="Images that it takes at a time, for batches that do not fit; the gradient stays that of the batch.",
+    help="Items that it takes at a time, for batches that do not fit; the gradient stays that of the batch.",
 )
 @click.option("--precision", metavar="NAME", help="What it computes in: float32 or bfloat16.  [default: float32]")
 @click.option("--workers", type=click.IntRange(0), help="Processes that read its images.  [default: 0, this one]")
@@ -260,6 +262,7 @@ def compare(
     image_features: str | None,
     finetune: int | None,
     encoder: str | None,
+    text_encoder: str | None,
     chunk_size: int | None,
     precision: str | None,
     workers: int | None,
@@ -338,6 +341,7 @@ def compare(
             image_features=image_features,
             finetune=finetune,
             encoder=encoder,
+            text_encoder=text_encoder,
             chunk_size=chunk_size,
             precision=precision,
             workers=workers,

@@ -82,6 +82,7 @@ def compare(
     image_features: str | None = None,
     finetune: int | None = None,
     encoder: str | Callable[[], nn.Module] | None = None,
+    text_encoder: str | Callable[[], nn.Module] | None = None,
     chunk_size: int | None = None,
     precision: str | None = None,
     workers: int | None = None,
@@ -147,13 +148,15 @@ def compare(
             None, or "pixels": nothing, a small network is trained from the pixels.
         finetune: how many of the last blocks of that network are trained too, once for each loss and seed, at a tenth
             of the learning rate: after the setting is chosen, from its weights, with as many steps. None: none.
-        encoder: of the retrieval task, yours in place of the small ones: ``module:callable``, or the callable itself
-            (with more than one process, one that pickle can send: a function of a module). It takes no arguments and
-            returns an nn.Module from inputs to vectors; `sodeep.tasks.own_encoder` says what else it may have, such as
-            the transform of its images. None: a small one.
-        chunk_size: inputs that this encoder takes at a time in training, with the gradient of the whole batch and the
+        encoder: of the retrieval, cross-modal (for images) and multi-label tasks, yours in place of the small ones:
+            ``module:callable``, or the callable itself (with more than one process, one that pickle can send: a
+            function of a module). It takes no arguments and returns an nn.Module from inputs to vectors;
+            `sodeep.tasks.own_encoder` says what else it may have, such as the transform of its images. None: a small
+            one.
+        text_encoder: likewise, of the captions of the cross-modal task.
+        chunk_size: inputs that these encoders take at a time in training, with the gradient of the whole batch and the
             memory of a chunk; layers that mix the inputs of a batch, as BatchNorm does, see the chunk. None: all.
-        precision: what it computes in, "float32" or "bfloat16" (autocast). None: "float32".
+        precision: what they compute in, "float32" or "bfloat16" (autocast). None: "float32".
         workers: processes that read its images. None: 0, this one.
         target: on a csv table, the column of scores (memorability) or of relevance (ranking). None: "score" or
             "relevance".
@@ -252,6 +255,7 @@ def compare(
         image_features=image_features,
         finetune=finetune,
         encoder=encoder,
+        text_encoder=text_encoder,
         chunk_size=chunk_size,
         precision=precision,
         workers=workers,
@@ -294,9 +298,9 @@ def compare(
     checksums = {loss: _sorter_checksum(spec, task_class) for loss, spec in specs.items()}
     sorters = {loss: checksum for loss, checksum in checksums.items() if checksum is not None}
     sources = {loss: zlib.crc32(spec.source.encode()) for loss, spec in specs.items() if spec.source}
-    own = getattr(loaded, "encoder", None)
-    if own is not None and own.source:
-        sources[own.name] = zlib.crc32(own.source.encode())
+    for own in (getattr(loaded, "encoder", None), getattr(loaded, "text_encoder", None)):
+        if own is not None and own.source:
+            sources[own.name] = zlib.crc32(own.source.encode())
     sources |= {task_class.name: code} if (code := fingerprint(task)) is not None else {}
     has_data = path is not None or isinstance(task, Task)
     data_checksum = loaded.checksum if has_data else None
@@ -366,6 +370,7 @@ _OPTIONS = {
     "image_features": "images",
     "finetune": "images",
     "encoder": "encoder of your own",
+    "text_encoder": "encoder of texts",
     "chunk_size": "encoder of your own",
     "precision": "encoder of your own",
     "workers": "encoder of your own",
