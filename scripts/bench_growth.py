@@ -15,6 +15,7 @@ import datetime
 import math
 import platform
 import time
+import warnings
 from collections.abc import Sequence
 
 import click
@@ -92,9 +93,9 @@ def row(name: str, unit: str, sizes: Sequence[int], values: Sequence[float], col
 @click.option("--rounds", default=3, show_default=True, help="Turns of each cell; the median counts.")
 def main(losses: tuple[str, ...], sizes: tuple[int, ...], items: tuple[int, ...], rounds: int) -> None:
     torch.set_num_threads(1)
-    click.echo(
-        f"{datetime.date.today()} · {cpu()}, one thread · Python {platform.python_version()} · torch {torch.__version__}"
-    )
+    warnings.simplefilter("ignore")  # of the set sorter on lists longer than it is known to work on
+    versions = f"Python {platform.python_version()} · torch {torch.__version__}"
+    click.echo(f"{datetime.date.today()} · {cpu()}, one thread · {versions}")
     for head, columns in (("loss, by rows", sizes), ("rank function, by items", items)):
         click.echo(f"\n| {head} | | {' | '.join(f'{size:,}' for size in columns)} | exponent |")
         click.echo("|---|---|" + "---:|" * (len(columns) + 1))
