@@ -2,7 +2,7 @@
 
 Run it with ``pip install lightning && python examples/lightning_retrieval.py --devices 2``.
 """
-# ruff: noqa: D101, D102
+# ruff: noqa: D101
 
 import click
 import lightning

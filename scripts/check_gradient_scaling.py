@@ -31,7 +31,7 @@ def trained(name: str, loss: str, seed: int, max_steps: int, every_step: bool) -
     torch.manual_seed(seed)
     training = train.Training(task, spec, job, scale_every_step=every_step)
     training.run()
-    return task.evaluate(training.model, "test").metrics[task.primary_metric], training.steps
+    return task.measure(training.model, "test").metrics[task.primary_metric], training.steps
 
 
 @click.command()

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import inspect
 import io
-import itertools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -274,49 +273,32 @@ def landscapes() -> Iterator[tuple[str, Figure]]:
 # ---- growth ----------------------------------------------------------------------------------------------------------
 
 
-def tables(text: str) -> dict[str, list[list[str]]]:
-    """The rows of the first table of every section of a page, by its title; empty cells are those of the row above."""
-    found: dict[str, list[list[str]]] = {}
-    for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
-        title, body = section.split("\n", 1)
-        lines = re.search(r"(?:^\|.*\n)+", body, re.MULTILINE)
-        rows = (
-            [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[0].splitlines()] if lines else []
-        )
-        for above, row in itertools.pairwise(rows[2:]):
-            row[0] = row[0] or above[0]
-        found[title] = rows[:1] + rows[2:]
+def tables(text: str, section: str) -> list[list[list[str]]]:
+    """The tables of a section of a page: rows of cells, the head first."""
+    body = re.split(r"^##+ ", text.split(f"\n## {section}\n")[1], flags=re.MULTILINE)[0]
+    found = []
+    for lines in re.findall(r"(?:^\|.*\n)+", body, re.MULTILINE):
+        head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines.splitlines())
+        found.append([head, *rows])
     return found
 
 
-def number(cell: str) -> float | None:
-    """The number that a cell begins with."""
-    match = re.match(r"[\d,.]+", cell)
-    return float(match[0].replace(",", "")) if match else None
-
-
 def growth() -> Iterator[tuple[str, Figure]]:
-    page = tables((ROOT / "docs/benchmarks.md").read_text(encoding="utf-8"))
-    figure = Figure(figsize=(6, 2.8), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    head, *rows = page["Rank functions"]
-    sizes = [tuple(int(size) for size in re.findall(r"\d+", cell)) for cell in head[1:]]
-    for colour, (name, *cells) in zip(COLOURS, rows, strict=False):
-        times = [1e3 * (number(cell) or 0) / lists for cell, (lists, _) in zip(cells, sizes, strict=True)]
-        left.loglog([n for _, n in sizes], times, ".-", color=colour, label=re.sub(r"`| \(.*", "", name))
-    left.set(title="rank functions", xlabel="items of a list", ylabel="µs a list")
-    left.legend(fontsize=8)
-    head, *rows = page["Losses"]
-    for colour, loss in zip(COLOURS, ("Smooth-AP", "NT-Xent"), strict=False):
-        chosen = [row for row in rows if row[0] == loss]
-        for column, line in ((2, ".-"), (4, ".:")):
-            points = [(number(row[1]), number(row[column])) for row in chosen if number(row[column])]
-            label = f"{loss}, {'sodeep' if column == 2 else head[column]}"
-            right.loglog(*zip(*points, strict=True), line, color=colour, label=label)
-    right.set(title="losses", xlabel="rows of a batch", ylabel="ms")
-    right.set_xticks((256, 512, 1024), labels=("256", "512", "1,024"))
-    right.minorticks_off()
-    right.legend(fontsize=7)
+    page = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
+    figure = Figure(figsize=(6, 5), layout="constrained")
+    axes = figure.subplots(2, 2, sharex="col")
+    for place, (head, *rows) in enumerate(tables(page, "Growth")):
+        sizes = [int(cell.replace(",", "")) for cell in head[2:-1]]
+        for axis, unit in zip(axes[:, place], ("ms", "MB"), strict=True):
+            chosen = [row for row in rows if row[1] == unit]
+            for colour, (name, _, *cells, _) in zip((*COLOURS, "#b8a52e"), chosen, strict=False):
+                points = [(size, float(cell)) for size, cell in zip(sizes, cells, strict=True) if cell]
+                axis.loglog(*zip(*points, strict=True), ".-", color=colour, label=name)
+            axis.set_ylabel(unit)
+            axis.set_xticks(sizes, labels=head[2:-1])
+            axis.minorticks_off()
+        axes[0, place].set_title(head[0])
+        axes[0, place].legend(fontsize=7)
     yield "growth.svg", figure
 
 

@@ -85,10 +85,10 @@ RESULTS = {
     "diabetes": {
         "": f"memorability --data runs/results/diabetes.csv --seeds 8 --search-seeds 4 --trials 8 {REGRESSION}"
     },
-    "emoji": {"": f"{EMOJI} --seeds 5 --trials 6 {CAPTIONS}"},
+    "emoji": {"": f"{EMOJI} --seeds 5 --trials 6 --range width=0.05:20 {CAPTIONS}"},
     "clothing": {
         "": "retrieval --data $SODEEP_DATA/clothing_small_64px --image-features efficientnet-lite0 --seeds 8 "
-        f"--trials 8 {RETRIEVAL}"
+        f"--trials 8 --range lr=0.00002:0.02 --range alpha=0.1:10 {RETRIEVAL}"
     },
     "omniglot": {
         "": f"{OMNIGLOT} --patience 4 --trials 4 --loss nt-xent --loss smooth-ap --loss map:laplace "
@@ -104,7 +104,10 @@ RESULTS = {
         "": f"ranking --data $SODEEP_DATA/ltr_small --folds 5 --seeds 25 --search-seeds 2 --trials 8 {RANKING}"
     },
     # whether a search twice as long changes what the first one says
-    "toy": {trials: f"toy --seeds 8 --trials {trials}" for trials in ("8", "16")},
+    "toy": {
+        trials: f"toy --seeds 8 --trials {trials} --range lr=0.001:1 --range weight_decay=1e-5:3 --range width=0.01:4"
+        for trials in ("8", "16")
+    },
     # Wang et al. 2019, supplement, tables 1 and 2: at equal steps, and trained until flat
     "batch-size": {
         f"{size}{name}": f"{OMNIGLOT} --trials 3 --loss multi-similarity --batch-size {size}{length}"
@@ -191,19 +194,25 @@ def only(command: str, losses: Sequence[str]) -> str:
     return " ".join([*rest, *(f"--loss {loss}" for loss in dict.fromkeys([first, *fitting]))])
 
 
-def keep_runs(folder: Path, kept: Path) -> None:
-    """Copy the runs of a comparison without their arrays and training curves, so that it can go on elsewhere."""
+def keep_runs(folder: Path, kept: Path) -> bool:
+    """Copy the runs of a comparison without their arrays and training curves, so that it can go on elsewhere.
+
+    Whether there are others than before.
+    """
     if not (folder / "runs.jsonl").exists():
-        return
+        return False
     lines = []
     for run in read_runs(folder):
         curve = f"val/{TASKS[run.task].primary_metric}"
         curves = {curve: run.curves[curve]} if run.stage == "test" and curve in run.curves else {}
         lines.append(replace(run, curves=curves, details=None).to_json())
     kept.mkdir(parents=True, exist_ok=True)
-    content = gzip.compress("\n".join([*lines, ""]).encode(), mtime=0)
-    write_atomic(kept / "runs.jsonl.gz", content)
+    content = "\n".join([*lines, ""]).encode()
+    file = kept / "runs.jsonl.gz"
+    changed = not file.exists() or gzip.decompress(file.read_bytes()) != content
+    write_atomic(file, gzip.compress(content, mtime=0))
     write_atomic(kept / "comparison.json", (folder / "comparison.json").read_bytes().rstrip() + b"\n")
+    return changed
 
 
 def restore_runs(kept: Path, folder: Path) -> None:
@@ -288,11 +297,14 @@ def compared(
     except (KeyboardInterrupt, subprocess.TimeoutExpired):
         process.send_signal(signal.SIGINT)  # it keeps what is done
         code = process.wait()
-    keep_runs(folder, kept)
+    changed = keep_runs(folder, kept)
     if code:
         raise click.exceptions.Exit(code)
+    made = out / f"{name}.json"
+    if not changed and made.exists() and json.loads(made.read_text())["command"] == shown:
+        return dict(json.loads(made.read_text()))  # with the figures of arrays that may be gone by now
     measured = measurements(folder, shown)
-    (out / f"{name}.json").write_text(json.dumps(measured, separators=(",", ":")) + "\n")
+    made.write_text(json.dumps(measured, separators=(",", ":")) + "\n")
     text = (folder / "report.md").read_text().replace(f"sodeep {shlex.join(ran)}", shown)
     text = text.replace("Figures: report.html.\n", f"Run on {measured['machine']}, {measured['date']}.\n")
     comparison = read_comparison(folder)

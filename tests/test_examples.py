@@ -14,10 +14,11 @@ import pytest
 from click.testing import CliRunner
 
 import sodeep
+from sodeep.cli import main
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 RUN_HERE = {"retrieval", "memorability", "multi_label", "lightning_retrieval", "custom_rank_fn", "spearman_regression",
-            "pair_weights", "ranking"}  # fmt: skip
+            "pair_weights", "ranking", "own_task"}  # fmt: skip
 
 
 def run(name, *options, **arguments):
@@ -114,6 +115,18 @@ def test_spearman_regression(tmp_path):
     values = [float(value) for value in re.findall(r"(\d\.\d+) ±", text)]
     assert len(values) == 3
     assert min(values[:2]) > 0.4  # the third is that of a sorter that has learned nothing
+
+
+def test_own_task(tmp_path, monkeypatch):
+    text = run("own_task", out=tmp_path / "runs", seeds=2, trials=1, max_steps=200)
+    trained = numbers("mse", re.sub(" +", " ", text))
+    assert trained[0] > 0.5
+    assert "mean ± sd of 2 seeds" in text
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    options = ["--seeds", "1", "--trials", "1", "--max-steps", "4", "--jobs", "1", "--out", str(tmp_path / "named")]
+    result = CliRunner().invoke(main, ["compare", "own_task:Stars", "--loss", "mse", *options])
+    assert result.exit_code == 0, result.output
+    assert "own_task:Stars on made-up reviews" in result.stdout
 
 
 def test_pair_weights(tmp_path):

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sodeep._core.checks import describe
@@ -108,6 +108,34 @@ Ranges = Mapping[str, Range | Choice]
 """Name of a setting -> the values it may take."""
 
 
+def declared_range(values: object) -> Range | Choice:
+    """What a class declares for a setting: a `Range` or `Choice`, a pair (low, high), or a list of choices.
+
+    A pair of whole numbers is a range of whole numbers; one above 0 is even in the logarithm.
+
+    Raises:
+        TypeError, ValueError: it is none of these.
+
+    >>> declared_range((1e-4, 1e-2))
+    Range(low=0.0001, high=0.01, default=0.001, log=True, zero=False, whole=False)
+    """
+    if isinstance(values, (Range, Choice)):
+        found: Range | Choice = values
+    elif isinstance(values, tuple) and len(values) == 2:
+        low, high = values
+        middle = (low * high) ** 0.5 if low > 0 else (low + high) / 2
+        whole = isinstance(low, int) and isinstance(high, int)
+        found = Range(low, high, round(middle) if whole else float(f"{middle:.3g}"), log=low > 0, whole=whole)
+    elif isinstance(values, list):
+        found = Choice(tuple(values))
+    else:
+        raise TypeError("A pair of numbers in round brackets is a range; choices are a list in square ones.")
+    plain = (str, int, float, type(None))
+    if isinstance(found, Choice) and not all(isinstance(value, plain) for value in found.values):
+        raise ValueError("Choices are strings, numbers, True, False or None, which can be kept with a run.")
+    return found
+
+
 def default_settings(ranges: Ranges) -> dict[str, Any]:
     """The default of every range."""
     return {name: values.default for name, values in ranges.items()}
@@ -126,6 +154,24 @@ def trial_settings(ranges: Ranges, trials: int) -> list[dict[str, Any]]:
             for point in points
         ]
     return [some for place, some in enumerate(settings) if some not in settings[:place]]
+
+
+def with_limits(ranges: Ranges, limits: Mapping[str, tuple[float, float]]) -> dict[str, Range | Choice]:
+    """The ranges, those that `limits` names between other values; a default outside them moves to the nearer end.
+
+    >>> with_limits({"width": Range(0.05, 2.0, 0.3)}, {"width": (0.5, 8.0), "margin": (0, 1)})
+    {'width': Range(low=0.5, high=8.0, default=0.5, log=True, zero=False, whole=False)}
+
+    Raises:
+        ValueError: no range from a lower to a higher number, above 0 for one in the logarithm.
+    """
+    changed = dict(ranges)
+    for name, (low, high) in limits.items():
+        old = ranges.get(name)
+        if isinstance(old, Range):
+            default = old.default if old.zero and old.default == 0 else min(max(old.default, low), high)
+            changed[name] = replace(old, low=low, high=high, default=default)
+    return changed
 
 
 def edge_of(ranges: Ranges, settings: Mapping[str, Any]) -> dict[str, str]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sodeep.comparison.runs import Run
     from sodeep.comparison.schedule import Plan
     from sodeep.report.figures import ReportFigure
+    from sodeep.tasks.base import Loss
 
 
 MOST_JOBS = 8
@@ -52,6 +53,23 @@ class _Compare(click.Command):
         for task, known in layouts().items():
             with formatter.section(f"--data of {task}"):
                 formatter.write_dl(list(known.items()))
+
+
+class _Limits(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
+    """SETTING=LOW:HIGH."""
+
+    name = "limits"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, tuple[float, float]]:
+        """The setting, and its lowest and highest value."""
+        setting, _, limits = value.partition("=")
+        try:
+            low, high = map(float, limits.split(":"))
+        except ValueError:
+            self.fail(f"must be SETTING=LOW:HIGH, such as width=0.01:4, got {value!r}.", param, ctx)
+        return setting, (low, high)
 
 
 @click.command("compare", cls=_Compare)
@@ -87,6 +105,14 @@ class _Compare(click.Command):
     show_default=True,
     help="How many of the seeds, the first ones, choose the settings for all. 0: each for itself, at --trials times "
     "the cost.",
+)
+@click.option(
+    "--range",
+    "ranges",
+    type=_Limits(),
+    multiple=True,
+    metavar="SETTING=LOW:HIGH",
+    help="Search this setting of all losses that have it elsewhere than declared, as width=0.01:4; repeatable.",
 )
 @click.option(
     "--max-steps",
@@ -157,12 +183,14 @@ class _Compare(click.Command):
 @click.option(
     "--encoder",
     metavar="MODULE:CALLABLE",
-    help="Your encoder (retrieval): returns an nn.Module from images or features to vectors, with its transform.",
+    help="Your encoder (retrieval, cross-modal, multi-label): returns an nn.Module from images or features to vectors, "
+    "with its transform.",
 )
+@click.option("--text-encoder", metavar="MODULE:CALLABLE", help="Likewise, of captions (cross-modal).")
 @click.option(
     "--chunk-size",
     type=click.IntRange(1),
-    help="Images that it takes at a time, for batches that do not fit; the gradient stays that of the batch.",
+    help="Items that it takes at a time, for batches that do not fit; the gradient stays that of the batch.",
 )
 @click.option("--precision", metavar="NAME", help="What it computes in: float32 or bfloat16.  [default: float32]")
 @click.option("--workers", type=click.IntRange(0), help="Processes that read its images.  [default: 0, this one]")
@@ -218,6 +246,7 @@ def compare(
     out: Path | None,
     trials: int,
     search_seeds: int,
+    ranges: tuple[tuple[str, tuple[float, float]], ...],
     max_steps: int | None,
     patience: int,
     validate_every: int | None,
@@ -233,6 +262,7 @@ def compare(
     image_features: str | None,
     finetune: int | None,
     encoder: str | None,
+    text_encoder: str | None,
     chunk_size: int | None,
     precision: str | None,
     workers: int | None,
@@ -250,7 +280,7 @@ def compare(
     tensorboard: bool,
     quiet: bool,
 ) -> None:
-    """Compare losses on TASK: retrieval, cross-modal, memorability, multi-label, ranking or toy.
+    """Compare losses on TASK: retrieval, cross-modal, memorability, multi-label, ranking or toy; or my_module:MyTask.
 
     Every loss gets the same features and batches, and as many settings: learning rate, its own parameters, the width
     of a rank function. Each is trained until the validation metric is flat, and the best on the validation split is
@@ -270,15 +300,15 @@ def compare(
     from sodeep import comparison
     from sodeep._core.extras import check_installed
     from sodeep.comparison.losses_by_name import default_losses
-    from sodeep.tasks import TASKS
+    from sodeep.tasks.own_task import task_class
 
     if tensorboard:
         check_installed("tensorboard", "--tensorboard")
-    out = out or Path("runs") / task
+    out = out or Path("runs") / task.replace(":", "-")
     names = list(losses)
     if baseline is not None and baseline not in names:
         # a baseline is compared too; without --loss, with the losses of the task
-        names = [baseline, *(names or (default_losses(TASKS[task]) if task in TASKS else ()))]
+        names = [baseline, *(names or default_losses(task_class(task)))]
     progress = _Progress(metric)
     context = click.get_current_context()
     context.with_resource(contextlib.closing(progress))
@@ -295,6 +325,7 @@ def compare(
             seeds=seeds,
             trials=trials,
             search_seeds=search_seeds or None,
+            ranges=dict(ranges) or None,
             max_steps=max_steps,
             patience=patience or None,
             validate_every=validate_every,
@@ -310,6 +341,7 @@ def compare(
             image_features=image_features,
             finetune=finetune,
             encoder=encoder,
+            text_encoder=text_encoder,
             chunk_size=chunk_size,
             precision=precision,
             workers=workers,
@@ -328,7 +360,7 @@ def compare(
             on_start=None if quiet else progress.begin,
         )
         progress.close()
-        _report(out, baseline, tensorboard)
+        _report(out, baseline, tensorboard, names)
     except comparison.ComparisonStopped as stop:
         progress.close()
         with contextlib.suppress(OSError):  # of a terminal that is gone
@@ -342,7 +374,7 @@ def compare(
         raise click.ClickException("No loss could be trained and tested.")
 
 
-def _report(out: Path, baseline: str | None, tensorboard: bool) -> None:
+def _report(out: Path, baseline: str | None, tensorboard: bool, names: Sequence[str]) -> None:
     """Write the reports to the folder, and print the table."""
     from sodeep.comparison._compare import sole_comparison
     from sodeep.comparison.read import read_comparison
@@ -353,7 +385,7 @@ def _report(out: Path, baseline: str | None, tensorboard: bool) -> None:
     comparison = read_comparison(out, baseline)
     try:  # files first: the output may be closed by now
         with sole_comparison(out):
-            figures, notes = draw_figures(comparison)
+            figures, notes = draw_figures(comparison, _own_losses(comparison, names))
             command = "sodeep " + shlex.join(sys.argv[1:])
             files = write_report(comparison, figures, notes, command=command)
             board = _write_board(comparison, figures) if tensorboard else None
@@ -367,6 +399,19 @@ def _report(out: Path, baseline: str | None, tensorboard: bool) -> None:
         _say(f"TensorBoard: tensorboard --logdir {shlex.quote(str(board))}")
     for note in notes:
         _say(note)
+
+
+def _own_losses(comparison: Comparison, names: Sequence[str]) -> dict[str, Loss]:
+    """The losses of the user's own among those named on this command line, whose code ran already, for the figures."""
+    from sodeep.comparison.losses_by_name import loss_by_name
+
+    losses: dict[str, Loss] = {}
+    for name in names:
+        spec = loss_by_name(name)
+        chosen = comparison.summary.settings.get(name)
+        if chosen and spec.source and not spec.method and not spec.parts and spec.signature in ("", "relevant"):
+            ((_, _, losses[name]),) = spec.terms(chosen[0][0], "relevant")
+    return losses
 
 
 def _write_board(comparison: Comparison, figures: Sequence[ReportFigure]) -> Path:

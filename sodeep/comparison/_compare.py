@@ -34,7 +34,7 @@ import contextlib
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict
 from pathlib import Path
@@ -43,21 +43,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from sodeep._core.checks import check_at_least, check_choice, check_computes, describe, user_path
+from sodeep._core.checks import check_at_least, check_computes, describe, user_path
 from sodeep._core.files import sole_writer, sweep, write_atomic
-from sodeep._core.search import default_settings, trial_settings
+from sodeep._core.search import Range, Ranges, default_settings, edge_of, trial_settings, with_limits
 from sodeep._version import __version__
 from sodeep.comparison.losses_by_name import CALL_SIGNATURES, LossSpec, default_losses, loss_by_name, stages_of
 from sodeep.comparison.runs import Run
 from sodeep.comparison.schedule import Plan, Schedule
 from sodeep.comparison.train import Job, Length, load_encoder, load_task
 from sodeep.sorters.base import Sorter
-from sodeep.tasks import TASKS, Task
+from sodeep.tasks import Task
 from sodeep.tasks.base import BATCH_SIZE
+from sodeep.tasks.own_task import OwnTask, as_sent, fingerprint, task_class as class_of
 
 
 def compare(
-    task: str,
+    task: str | type[Task] | Task,
     losses: Sequence[str] | None = None,
     *,
     out: str | os.PathLike[str],
@@ -65,13 +66,14 @@ def compare(
     seeds: int | Sequence[int] = 3,
     trials: int = 4,
     search_seeds: int | None = 1,
+    ranges: Mapping[str, tuple[float, float]] | None = None,
     max_steps: int | None = None,
     patience: int | None = 8,
     validate_every: int | None = None,
     init: str | os.PathLike[str] | None = None,
     save_encoders: bool = False,
-    batch_size: int = BATCH_SIZE,
-    train_fraction: float = 1.0,
+    batch_size: int | None = None,
+    train_fraction: float | None = None,
     semantic: str | None = None,
     captions_per_item: int | None = None,
     captions_kept: int | None = None,
@@ -80,6 +82,7 @@ def compare(
     image_features: str | None = None,
     finetune: int | None = None,
     encoder: str | Callable[[], nn.Module] | None = None,
+    text_encoder: str | Callable[[], nn.Module] | None = None,
     chunk_size: int | None = None,
     precision: str | None = None,
     workers: int | None = None,
@@ -100,7 +103,9 @@ def compare(
     """Train and test losses on a task, or resume that.
 
     Args:
-        task: name in `sodeep.tasks.TASKS`.
+        task: name in `sodeep.tasks.TASKS`; or one of your own, a subclass of `sodeep.tasks.Task`: ``module:class``, the
+            class, or a task made with its data, which is made anew with them for every seed. Other processes must be
+            able to import its module.
         losses: names of losses (`sodeep.comparison.losses_by_name`). None: those of the task that its data and the
             shipped sorters allow.
         out: folder of the comparison, made if need be. Runs found in it are not repeated; further losses and seeds may
@@ -111,6 +116,9 @@ def compare(
         search_seeds: how many of the seeds, the first ones, choose the settings, by their mean validation; with these,
             each loss is trained once for every further seed. None: every seed chooses for itself, at `trials` times the
             cost.
+        ranges: of settings that are searched elsewhere than declared, name -> (low, high), such as
+            ``{"width": (0.01, 4)}``: for every loss that has such a setting. The report says which choices lay at an
+            end of their range.
         max_steps: after which a training ends though its validation metric still rises, which the report says. None:
             that of the task.
         patience: validations without a gain of 0.001 after which a training goes on from its best weights with a tenth
@@ -120,9 +128,9 @@ def compare(
         init: .safetensors file of the weights that the encoder starts from, as `save_encoders` keeps them.
         save_encoders: keep the tested encoder of every loss and seed in the folder,
             ``encoders/LOSS-SEED-*.safetensors``. Of tests that were done without it, training and test are repeated.
-        batch_size: items per step, for every loss.
+        batch_size: items per step, for every loss. None: 100, or what the task was made with.
         train_fraction: how much of the training split is trained on, above 0, up to 1; drawn with the seed, a smaller
-            fraction is part of a larger one. Fewer steps, as an epoch is shorter.
+            fraction is part of a larger one. Fewer steps, as an epoch is shorter. None: 1, or as above.
         semantic: of the cross-modal task, which semantic scores "asp" and the like are trained on: "overlap" of codes,
             "class" (1 for images of one class), or "cider", "bleu" or "rouge-l" of captions, or the "mean" of these
             three. None: the first of these that the data have.
@@ -140,13 +148,15 @@ def compare(
             None, or "pixels": nothing, a small network is trained from the pixels.
         finetune: how many of the last blocks of that network are trained too, once for each loss and seed, at a tenth
             of the learning rate: after the setting is chosen, from its weights, with as many steps. None: none.
-        encoder: of the retrieval task, yours in place of the small ones: ``module:callable``, or the callable itself
-            (with more than one process, one that pickle can send: a function of a module). It takes no arguments and
-            returns an nn.Module from inputs to vectors; `sodeep.tasks.own_encoder` says what else it may have, such as
-            the transform of its images. None: a small one.
-        chunk_size: inputs that this encoder takes at a time in training, with the gradient of the whole batch and the
+        encoder: of the retrieval, cross-modal (for images) and multi-label tasks, yours in place of the small ones:
+            ``module:callable``, or the callable itself (with more than one process, one that pickle can send: a
+            function of a module). It takes no arguments and returns an nn.Module from inputs to vectors;
+            `sodeep.tasks.own_encoder` says what else it may have, such as the transform of its images. None: a small
+            one.
+        text_encoder: likewise, of the captions of the cross-modal task.
+        chunk_size: inputs that these encoders take at a time in training, with the gradient of the whole batch and the
             memory of a chunk; layers that mix the inputs of a batch, as BatchNorm does, see the chunk. None: all.
-        precision: what it computes in, "float32" or "bfloat16" (autocast). None: "float32".
+        precision: what they compute in, "float32" or "bfloat16" (autocast). None: "float32".
         workers: processes that read its images. None: 0, this one.
         target: on a csv table, the column of scores (memorability) or of relevance (ranking). None: "score" or
             "relevance".
@@ -160,7 +170,7 @@ def compare(
         folds: of the ranking task, folds of a cross-validation over the groups of all splits, at least 3; so many seeds
             in a row test every fold once. None: the split of the data.
         metric: what settings and the length of a training are chosen by on the validation split, and losses compared
-            by, one of the task's of which higher is better. None: the first of the task.
+            by, one of the task's of which higher is better. None: the first of the task, or as above.
         jobs: processes, of one thread each. None or 1 stays in this process, with one thread meanwhile. As they are
             spawned, a script that asks for more needs the usual ``if __name__ == "__main__":``. With an `executor`,
             how many runs it is given at a time, and one that waits; None: all that can be done.
@@ -186,22 +196,23 @@ def compare(
 
     Raises:
         MissingPackageError: features ask for a package that is not installed.
+        TypeError: `task` is no task, or lacks what a task must define.
         ValueError: an unknown task, loss or device, a loss that does not fit the task, data in another layout, a folder
-            with another comparison.
+            with another comparison, a task of your own that no other process can import.
         FileNotFoundError: no data there, or no such sorter file.
         FileExistsError: another process is at work in the folder.
         OSError: the folder cannot be written to.
         ComparisonStopped: Ctrl-C, SIGTERM or SIGHUP came, workers died again and again or the executor takes no more
             runs, or a file could not be read or written (a full disk, say). What was done is kept.
     """
-    check_choice(task, TASKS, "task")
-    task_class = TASKS[task]
+    task_class = class_of(task)
+    sent = as_sent(task)
+    made_with = sent.options if isinstance(sent, OwnTask) else {}
     by_default = losses is None
     losses = list(dict.fromkeys(default_losses(task_class) if losses is None else losses))
     if not losses:
-        raise ValueError(
-            f"`losses` must name at least one loss, got none. None stands for {', '.join(task_class.losses)}."
-        )
+        hint = f" None stands for {', '.join(task_class.losses)}." * bool(task_class.losses)
+        raise ValueError(f"`losses` must name at least one loss, got none.{hint}")
     losses = list(dict.fromkeys(name for loss in losses for name in _stages(loss)))
     specs = {loss: loss_by_name(loss) for loss in losses}
     for loss, spec in specs.items():
@@ -214,18 +225,24 @@ def compare(
     trials = check_at_least(trials, 1, "trials")
     if search_seeds is not None and check_at_least(search_seeds, 1, "search_seeds") > len(seeds):
         raise ValueError(f"`search_seeds` must be at most the number of seeds, {len(seeds)}, got {search_seeds}.")
+    searched = _searched_ranges(specs, task_class, ranges or {})
     length = Length(
         check_at_least(task_class.max_steps if max_steps is None else max_steps, 1, "max_steps"),
         check_at_least(task_class.validate_every if validate_every is None else validate_every, 1, "validate_every"),
         None if patience is None else check_at_least(patience, 1, "patience"),
     )
+    batch_size = made_with.get("batch_size", BATCH_SIZE) if batch_size is None else batch_size
     batch_size = check_at_least(batch_size, 4, "batch_size")
+    train_fraction = made_with.get("train_fraction", 1.0) if train_fraction is None else train_fraction
+    metric = made_with.get("metric") if metric is None else metric
     jobs = None if jobs is None else check_at_least(jobs, 1, "jobs")
     if executor is not None and not callable(getattr(executor, "submit", None)):
         raise TypeError(
             f"`executor` must be an executor of concurrent.futures or None, got {describe(executor)}. "
             "Of a dask client it is client.get_executor()."
         )
+    if isinstance(sent, OwnTask) and (executor is not None or jobs not in (None, 1)):
+        sent.check_sent()
     place = device_of(device)
     options = {"batch_size": batch_size, "train_fraction": train_fraction, "metric": metric}
     options |= _options_of(
@@ -238,6 +255,7 @@ def compare(
         image_features=image_features,
         finetune=finetune,
         encoder=encoder,
+        text_encoder=text_encoder,
         chunk_size=chunk_size,
         precision=precision,
         workers=workers,
@@ -251,7 +269,7 @@ def compare(
     )
     path = None if data is None else str(user_path(data))
     load_task.cache_clear()  # by now the path may hold other data than in a comparison before
-    loaded = load_task(task, path, seeds[0], place, **options)  # wrong data raise here, not in a worker
+    loaded = load_task(sent, path, seeds[0], place, **options)  # wrong data raise here, not in a worker
     for loss, spec in specs.items():
         lacking = next(filter(None, map(loaded.lacks, sorted(spec.signatures | {spec.method}))), None)
         if lacking is not None and not by_default:
@@ -261,11 +279,18 @@ def compare(
             if not losses:
                 raise ValueError(f"`data` must have what the losses need, got {loaded.data_name}. They need {lacking}.")
     metric = None if metric == task_class.primary_metric else metric
-    if metric is not None and metric not in loaded.evaluate(loaded.model(), "val").metrics:
+    if metric is not None and metric not in loaded.measure(loaded.model(), "val").metrics:
         raise ValueError(f"`metric` must be one that the validation split of {loaded.data_name} has, got {metric!r}.")
     folder = user_path(out)
-    origin = {"task": task, "data": loaded.data_name, "batch_size": batch_size, **asdict(length), "init": None}
+    origin = {
+        "task": task_class.name,
+        "data": loaded.data_name,
+        "batch_size": batch_size,
+        **asdict(length),
+        "init": None,
+    }
     origin |= {"search_seeds": search_seeds, "metric": metric}
+    origin["ranges"] = {name: list(limits) for name, limits in sorted(ranges.items())} if ranges else None
     start = None if init is None else str(user_path(init))
     if start is not None:
         load_encoder(loaded.model(), start)  # another task's encoder raises here
@@ -273,16 +298,20 @@ def compare(
     checksums = {loss: _sorter_checksum(spec, task_class) for loss, spec in specs.items()}
     sorters = {loss: checksum for loss, checksum in checksums.items() if checksum is not None}
     sources = {loss: zlib.crc32(spec.source.encode()) for loss, spec in specs.items() if spec.source}
-    own = getattr(loaded, "encoder", None)
-    if own is not None and own.source:
-        sources[own.name] = zlib.crc32(own.source.encode())
-    data_checksum = None if path is None else loaded.checksum
+    for own in (getattr(loaded, "encoder", None), getattr(loaded, "text_encoder", None)):
+        if own is not None and own.source:
+            sources[own.name] = zlib.crc32(own.source.encode())
+    sources |= {task_class.name: code} if (code := fingerprint(task)) is not None else {}
+    has_data = path is not None or isinstance(task, Task)
+    data_checksum = loaded.checksum if has_data else None
+    # a user's class may draw its data, or read them from where it likes: those of the first seed are checked
+    drawn = {f"seed {seeds[0]}": loaded.checksum} if ":" in task_class.name and not has_data else {}
     if path is not None and executor is not None:  # whose processes may be at work in other folders
         path = str(Path(path).absolute())
     work = {
         (loss, seed): [
             Job(
-                task,
+                sent,
                 path,
                 loss,
                 seed,
@@ -294,16 +323,18 @@ def compare(
                 data_checksum,
                 start,
                 save_encoders=save_encoders,
+                edges=edge_of(searched[loss], settings),
             )
-            for settings in trial_settings(specs[loss].all_ranges(task_class), trials)
+            for settings in trial_settings(searched[loss], trials)
         ]
         for seed in seeds
         for loss in losses
     }
     with sole_comparison(folder):
-        _claim(folder, origin, losses, trials, {"sorters": sorters, "sources": sources}, data_checksum)
-        searched = None if search_seeds is None else seeds[:search_seeds]
-        return Schedule(folder, loaded.metric, work, searched, on_run).run(jobs, on_start, executor)
+        parts = {"sorters": sorters, "sources": sources, "drawn": drawn}
+        _claim(folder, origin, losses, trials, parts, data_checksum)
+        choosing = None if search_seeds is None else seeds[:search_seeds]
+        return Schedule(folder, loaded.metric, work, choosing, on_run).run(jobs, on_start, executor)
 
 
 def _stages(loss: str) -> list[str]:
@@ -339,6 +370,7 @@ _OPTIONS = {
     "image_features": "images",
     "finetune": "images",
     "encoder": "encoder of your own",
+    "text_encoder": "encoder of texts",
     "chunk_size": "encoder of your own",
     "precision": "encoder of your own",
     "workers": "encoder of your own",
@@ -367,6 +399,28 @@ def _check_fits(loss: str, spec: LossSpec, task_class: type[Task]) -> None:
             f"It is called as {CALL_SIGNATURES[min(wrong)]}, this task calls {calls}. "
             f"Those compared by default are {', '.join(task_class.losses)}."
         )
+
+
+def _searched_ranges(
+    specs: Mapping[str, LossSpec], task_class: type[Task], limits: Mapping[str, tuple[float, float]]
+) -> dict[str, Ranges]:
+    """Loss -> the ranges of its settings, with the limits that the user gives."""
+    declared = {loss: spec.all_ranges(task_class) for loss, spec in specs.items()}
+    known = sorted(
+        {name for ranges in declared.values() for name, values in ranges.items() if isinstance(values, Range)}
+    )
+    for name, pair in limits.items():
+        if name not in known:
+            raise ValueError(
+                f"`ranges` must name settings of these losses, got {name!r}. They have {', '.join(known)}."
+            )
+        try:
+            low, high = map(float, pair)
+            for ranges in declared.values():
+                with_limits(ranges, {name: (low, high)})
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"`ranges` must be name: (low, high), got {describe(pair)} for {name}. {error}") from None
+    return {loss: with_limits(ranges, limits) for loss, ranges in declared.items()}
 
 
 def device_of(device: str) -> str:
@@ -422,8 +476,8 @@ def _claim(
 ) -> None:
     """Write comparison.json, or check that it describes this comparison, with the same sorters and data.
 
-    `parts` are checksums of the sorters and of the user's code in each loss, and `data` is one; those that an older
-    comparison lacks are added, as are further losses.
+    `parts` are checksums of the sorters and of the user's code in each loss, task and encoder, and of the data that a
+    user's task drew; `data` is one. Those that an older comparison lacks are added, as are further losses.
     """
 
     def refuse(got: str) -> ValueError:
@@ -446,8 +500,8 @@ def _claim(
     saved["trials"] = trials
     if data is not None and saved.setdefault("checksum", data) != data:
         raise refuse(f"a comparison on other data under the name {origin['data']!r}")
-    for part, what in (("sorters", "another sorter"), ("sources", "other code")):
-        known = saved.setdefault(part, {})
+    for part, what in (("sorters", "another sorter"), ("sources", "other code"), ("drawn", "other data")):
+        known = saved.setdefault(part, {}) if part != "drawn" or parts[part] else {}
         for loss, checksum in parts[part].items():
             if known.setdefault(loss, checksum) != checksum:
                 raise refuse(f"runs of {loss} with {what} under that name")

@@ -38,7 +38,7 @@ from sodeep import losses as losses_
 from sodeep._core.by_name import attribute, is_module, source_of
 from sodeep._core.checks import describe, user_path
 from sodeep._core.extras import check_installed
-from sodeep._core.search import Choice, Range, Ranges, default_settings
+from sodeep._core.search import Choice, Range, Ranges, declared_range, default_settings
 from sodeep.checkpoint.format import list_sorters, load_sorter
 from sodeep.datasets.tables import alike
 from sodeep.ranks import RankFunction, blackbox_rank, laplace_rank, sigmoid_rank, straight_through, with_width
@@ -423,30 +423,13 @@ def _ranges_of(name: str, loss: Any) -> Ranges:
                 f"`loss` {name} must declare ranges of its own, got {setting!r}, which is taken. Rename it."
             )
         try:
-            if isinstance(values, tuple) and len(values) == 2:
-                low, high = values
-                middle = (low * high) ** 0.5 if low > 0 else (low + high) / 2
-                whole = isinstance(low, int) and isinstance(high, int)
-                default = round(middle) if whole else float(f"{middle:.3g}")
-                ranges[setting] = Range(low, high, default, log=low > 0, whole=whole)
-            elif isinstance(values, (Range, Choice)):
-                ranges[setting] = values
-            elif isinstance(values, list):
-                ranges[setting] = Choice(tuple(values))
-            else:
-                raise TypeError("A pair of numbers in round brackets is a range; choices are a list in square ones.")
-            if isinstance(values := ranges[setting], Choice) and not all(map(_is_plain, values.values)):
-                raise ValueError("Choices are strings, numbers, True, False or None, which can be kept with a run.")
+            ranges[setting] = declared_range(values)
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"`loss` {name} must declare ranges as name: (low, high) or name: [choices], got "
                 f"{describe(values)} for {setting}. {error}"
             ) from None
     return ranges
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, (str, int, float))
 
 
 def terms_of(name: str) -> list[str]:

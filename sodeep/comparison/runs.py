@@ -18,7 +18,7 @@ class Run:
     """One training with one setting ("tuning"), or the test of the chosen one ("test").
 
     Attributes:
-        task: name in `sodeep.tasks.TASKS`.
+        task: name in `sodeep.tasks.TASKS`; ``module:class`` of one of the user's own.
         data: their name.
         loss: as the user wrote it.
         seed: of split, initialisation and batches.
@@ -48,6 +48,7 @@ class Run:
         failure: of a failed run, {"step": int, "reason": str, "values": {name: value}}: what was not finite ("loss" or
             "gradient norm"), or which error was raised. With "again": True, what failed was not the loss, but memory,
             a file or the test: the next start of the comparison repeats it.
+        lower: of a task of the user's own, the metrics of which lower is better.
     """
 
     task: str
@@ -71,10 +72,14 @@ class Run:
     split: dict[str, int] = field(default_factory=dict)
     details: str | None = None
     failure: dict[str, Any] | None = None
+    lower: list[str] = field(default_factory=list)
 
     def to_json(self) -> str:
         """One line of JSON. Values that are not finite, which JSON lacks, are strings such as "nan"."""
-        return json.dumps(_plain(asdict(self)), allow_nan=False)
+        values = asdict(self)
+        if not self.lower:  # as of all tasks of this package
+            del values["lower"]
+        return json.dumps(_plain(values), allow_nan=False)
 
     @classmethod
     def from_json(cls, line: str | bytes) -> Run:
@@ -96,7 +101,11 @@ class Run:
             values["failure"] = {**failure, "values": numbers}
         run = cls(**values)
         wrong = [name for name, types in _FIELDS.items() if not isinstance(getattr(run, name), types)]
-        known = run.task in TASKS and run.stage in ("tuning", "test") and run.status in ("ok", "failed")
+        known = (
+            (run.task in TASKS or ":" in run.task)
+            and run.stage in ("tuning", "test")
+            and run.status in ("ok", "failed")
+        )
         if wrong or not known or any(map(math.isinf, run.metrics.values())):
             raise ValueError(f"`line` must be a run, got {describe(line)}.")
         return run
@@ -106,6 +115,7 @@ _FIELDS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("task", "data", "loss", "stage", "status", "device"), str),
     **dict.fromkeys(("seed", "steps"), int),
     **dict.fromkeys(("settings", "edges", "start", "split"), dict),
+    "lower": list,
     "best_step": (int, type(None)),
     "flat": (bool, type(None)),
     "seconds": (int, float, type(None)),

@@ -352,7 +352,7 @@ def _times_of_evaluations(job: Job) -> tuple[float, float]:
         torch.manual_seed(job.seed)
         model = task.model().to(job.device)
         start = time.perf_counter()
-        task.evaluate(model, "val")
+        task.measure(model, "val")
         seconds = time.perf_counter() - start
     return seconds, seconds * len(task.index["test"]) / len(task.index["val"])
 

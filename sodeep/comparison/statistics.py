@@ -132,13 +132,14 @@ def summarise(runs: Sequence[Run], baseline: str | None = None, metric: str | No
             f"`runs` must be of one task on one data set, got {(runs[0].task, runs[0].data)} and {min(others)}."
         )
     losses = list(dict.fromkeys(run.loss for run in runs))
-    task = TASKS[runs[0].task]
+    task = TASKS.get(runs[0].task)
     if baseline is None:
-        baseline = task.baseline if task.baseline in losses else losses[0]
+        baseline = task.baseline if task is not None and task.baseline in losses else losses[0]
     check_choice(baseline, losses, "baseline")
     tested = [run for run in runs if run.stage == "test" and run.status == "ok"]
-    names = dict.fromkeys([*filter(None, [metric]), *task.metrics])
-    metrics = {name: task.metrics[name] for name in names if any(name in run.metrics for run in tested)}
+    known = {name: name not in run.lower for run in tested for name in run.metrics} if task is None else task.metrics
+    names = dict.fromkeys([*filter(None, [metric]), *known])
+    metrics = {name: known[name] for name in names if any(name in run.metrics for run in tested)}
     values = {
         (loss, metric): {run.seed: run.metrics[metric] for run in tested if run.loss == loss and metric in run.metrics}
         for loss in losses

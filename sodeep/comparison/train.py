@@ -24,11 +24,11 @@ from torch import nn
 
 from sodeep._core.checks import describe
 from sodeep._core.live_tensors import LiveTensors
-from sodeep._core.search import edge_of
 from sodeep.comparison.losses_by_name import LossSpec, loss_by_name
 from sodeep.comparison.runs import Run
-from sodeep.tasks import TASKS, Task
+from sodeep.tasks import Task
 from sodeep.tasks.encoders import parameter_groups
+from sodeep.tasks.own_task import OwnTask, task_class
 
 LEAST_GAIN = 1e-3
 """The validation metric is flat when it has not risen by more than this for `Length.patience` validations."""
@@ -85,7 +85,7 @@ def _in_step(step: int) -> Iterator[None]:
 class Job:
     """One training as it is sent to a worker, values only: the folder is the parent's, and no worker opens it."""
 
-    task: str
+    task: str | OwnTask
     data: str | None
     loss: str
     seed: int
@@ -102,6 +102,13 @@ class Job:
     start: dict[str, Any] = field(default_factory=dict)
     """Of a schedule: the settings that those weights were trained with."""
     save_encoders: bool = False
+    edges: dict[str, str] = field(default_factory=dict)
+    """Of the settings, as of `Run`."""
+
+    @property
+    def task_name(self) -> str:
+        """As of `Run`."""
+        return self.task if isinstance(self.task, str) else self.task.name
 
     @property
     def weights(self) -> Path:
@@ -159,9 +166,9 @@ def load_encoder(model: nn.Module, path: str | Path | bytes, name: str = "init")
 
 
 @functools.lru_cache(maxsize=1)  # jobs come seed by seed
-def load_task(name: str, data: str | None, seed: int, device: str, **options: Any) -> Task:
+def load_task(given: str | OwnTask, data: str | None, seed: int, device: str, **options: Any) -> Task:
     """The task with its data, on `device`."""
-    task = TASKS[name].load(data, seed, **options)
+    task = (given if isinstance(given, OwnTask) else task_class(given)).load(data, seed, **options)
     task.to(torch.device(device))
     return task
 
@@ -171,8 +178,9 @@ def task_of(job: Job) -> Task:
     task = load_task(job.task, job.data, job.seed, job.device, **job.options)
     if job.checksum not in (None, task.checksum):
         load_task.cache_clear()
+        name = job.data or f"of {job.task_name}"
         raise ValueError(
-            f"`data` {job.data} must stay the same while losses are compared, got other data than at the start. "
+            f"`data` {name} must stay the same while losses are compared, got other data than at the start. "
             "Put back what was there and start again, or take another folder for the new data."
         )
     return task
@@ -183,17 +191,18 @@ def run_training(job: Job) -> Done:
     task = task_of(job)
     loss = loss_by_name(job.loss)
     run = Run(
-        job.task,
+        job.task_name,
         task.data_name,
         job.loss,
         job.seed,
         job.settings,
         "tuning",
         "ok",
-        edges=edge_of(loss.all_ranges(type(task)), job.settings),
+        edges=job.edges,
         start=job.start,
         device=device_name(job.device),
         split=_split(task),
+        lower=[name for name, higher in task.metrics.items() if not higher] if ":" in job.task_name else [],
     )
     start = time.perf_counter()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
@@ -219,7 +228,7 @@ def _run_method(task: Task, method: str, job: Job, run: Run) -> Done:
         if method == "untrained" and job.init is not None:
             load_encoder(model, job.init)
         model = model.to(job.device)
-        metrics = task.evaluate(model, "val").metrics
+        metrics = task.measure(model, "val").metrics
     curves = {f"val/{name}": [(0, value)] for name, value in metrics.items()}
     seconds = time.perf_counter() - start
     return Done(replace(run, metrics=metrics, curves=curves, best_step=0, seconds=seconds), _weights(model))
@@ -315,6 +324,9 @@ class Training:
                 break
             self._lowered, since = True, 0
             self._return_to(kept, step)
+        if best == -math.inf:
+            reason = f"{self.task.metric} is not a number (NaN) in any validation"
+            raise TrainingError(self.steps, {"step": self.steps, "reason": reason, "values": {}})
         self.modules.load_state_dict(kept)
         if self.length.patience is not None and self.flat is None:
             self.flat = False
@@ -361,7 +373,7 @@ class Training:
 
     def _validate(self, step: int, loss: float) -> float:
         """Evaluate on the validation split; `loss` is the mean since the last time. Returns the primary metric."""
-        metrics = self.task.evaluate(self.model, "val").metrics
+        metrics = self.task.measure(self.model, "val").metrics
         if step:
             self.curves.setdefault("loss/train", []).append((step, loss))
         for name, value in metrics.items():
@@ -372,6 +384,10 @@ class Training:
         """One optimizer step on a batch; the value of the loss before it."""
         self.optimizer.zero_grad(set_to_none=True)
         apply = self.task.forward(self.model, batch)
+        for signature in {signature for _, signature, _ in self.terms} - apply.keys():
+            raise ValueError(
+                f"`forward` of {self.task.name} must give {signature!r}, got {', '.join(apply) or 'none'}."
+            )
         loss = torch.stack([weight * _scalar(apply[signature](term)) for weight, signature, term in self.terms]).sum()
         value = float(loss.detach())  # waits for the device
         numbers = {"loss": value, "lr": float(self.schedule.get_last_lr()[0])}
@@ -463,7 +479,7 @@ def _fine_tuned(job: Job, task: Task, model: nn.Module, chosen: Run) -> tuple[Ta
 
 def _tested(task: Task, model: nn.Module) -> tuple[dict[str, float], bytes]:
     """Metrics on the test split, and the file of arrays for figures."""
-    result = task.evaluate(model, "test", details=True)
+    result = task.measure(model, "test", details=True)
     file = io.BytesIO()
     np.savez_compressed(file, **result.details)  # type: ignore[arg-type]  # of numpy before 2.2
     return result.metrics, file.getvalue()

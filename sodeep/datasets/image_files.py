@@ -67,13 +67,16 @@ class _Images(Dataset[Tensor]):
 
 
 def _together(images: list[Tensor]) -> Tensor:
-    shapes = {tuple(image.shape) for image in images}
+    return together(images, "images", "Resize or crop them in it.")
+
+
+def together(items: list[Tensor], name: str, remedy: str) -> Tensor:
+    """What a transform made of items, as one tensor."""
+    shapes = {tuple(item.shape) for item in items}
     if len(shapes) > 1:
         shown = " and ".join(map(str, sorted(shapes)[:2]))
-        raise ValueError(
-            f"`transform` of the encoder must give all images one shape, got {shown}. Resize or crop them in it."
-        )
-    return torch.stack(images)
+        raise ValueError(f"`transform` of the encoder must give all {name} one shape, got {shown}. {remedy}")
+    return torch.stack(items)
 
 
 class ImageFiles:
@@ -110,12 +113,15 @@ class ImageFiles:
         """The images of each part, numbers (n,), for an evaluation."""
         yield from self._loaded([(int(i), EVALUATION) for i in part] for part in parts)
 
-    def ahead(self, batches: Iterable[Array], seed: Sequence[int]) -> Iterator[Array]:
-        """The same batches of numbers, each when its images are read; `batch` gives them."""
+    def ahead(
+        self, batches: Iterable[Array], seed: Sequence[int], images_of: Callable[[Array], Array] | None = None
+    ) -> Iterator[Array]:
+        """The same batches, each when its images are read; `batch` gives them. `images_of` are their numbers."""
         batches = list(batches)
-        seeds = np.random.default_rng([*seed, 1]).integers(2**62, size=sum(map(len, batches)))
+        numbers = batches if images_of is None else [images_of(batch) for batch in batches]
+        seeds = np.random.default_rng([*seed, 1]).integers(2**62, size=sum(map(len, numbers)))
         keys = iter(seeds.tolist())
-        loaded = self._loaded([(int(i), next(keys)) for i in batch] for batch in batches)
+        loaded = self._loaded([(int(i), next(keys)) for i in some] for some in numbers)
         for batch, images in zip(batches, loaded, strict=True):
             self._read = batch, images
             yield batch
@@ -138,3 +144,19 @@ class ImageFiles:
         )
         for images in loader:
             yield images.to(self.device, non_blocking=True)
+
+
+Inputs = Tensor | ImageFiles
+"""What an encoder is given: the inputs of all items, or images that are read as they are needed."""
+
+
+def read_ahead(
+    items: Inputs, batches: Iterable[Array], seed: Sequence[int], images_of: Callable[[Array], Array] | None = None
+) -> Iterator[Array]:
+    """The batches; where images are read as they are needed, each when its own are there (`ImageFiles.ahead`)."""
+    return items.ahead(batches, seed, images_of) if isinstance(items, ImageFiles) else iter(batches)
+
+
+def inputs_of(items: Inputs, batch: Array, where: Tensor) -> Tensor:
+    """The inputs of a batch that `read_ahead` gave; `where` are the numbers of its items."""
+    return items.batch(batch) if isinstance(items, ImageFiles) else items[where]

@@ -63,20 +63,13 @@ def split_of_groups(split: Array | None, group: Array, target: Array, seed: int,
     Raises:
         ValueError: a group is in two splits, or there are too few groups whose targets differ.
     """
-    ids, first, row = np.unique(group, return_index=True, return_inverse=True)
+    ids, row = np.unique(group, return_inverse=True)
     row = row.reshape(-1)
     differ = differing_groups(group, target)
     least = (2 if split is not None else 5) if folds is None else folds
     parts = [np.flatnonzero(differ), np.flatnonzero(~differ)]
     if split is not None:
-        of_group = np.asarray(split)[first]
-        apart = np.flatnonzero(of_group[row] != split)
-        if len(apart):
-            i = apart[0]
-            raise ValueError(
-                f"`group` must be in one split, got {ids[row[i]]} in {str(of_group[row[i]])!r} and {str(split[i])!r}. "
-                "Give the groups of each split ids of their own."
-            )
+        of_group = one_split_each(np.asarray(split), group)
         if (of_group == "val").any():
             return with_validation(of_group, seed)[row]
         parts = [part[of_group[part] == "train"] for part in parts]
@@ -97,6 +90,24 @@ def split_of_groups(split: Array | None, group: Array, target: Array, seed: int,
             places = [fold == seed % folds, fold == (seed + 1) % folds]
             result[part] = np.select(places, ["test", "val"], "train")
     return result[row]
+
+
+def one_split_each(split: Array, group: Array) -> Array:
+    """The split of each group, one for each of ``np.unique(group)``, of the splits and groups of items (N,).
+
+    Raises:
+        ValueError: a group is in two splits.
+    """
+    ids, first, row = np.unique(group, return_index=True, return_inverse=True)
+    row, of_group = row.reshape(-1), split[first]
+    apart = np.flatnonzero(of_group[row] != split)
+    if len(apart):
+        i = apart[0]
+        raise ValueError(
+            f"`group` must be in one split, got {ids[row[i]]} in {str(of_group[row[i]])!r} and {str(split[i])!r}. "
+            "Give the groups of each split ids of their own."
+        )
+    return of_group
 
 
 def with_train_fraction(split: Array, seed: int, fraction: float, group: Array | None = None) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from os import PathLike
 from typing import Any, ClassVar, Protocol
@@ -154,17 +154,17 @@ class Data(Protocol):
         """In reports."""
 
 
-def checksum(data: Data) -> int:
-    """Checksum of all fields but names: another file may have the same one."""
+def checksum(data: Data | Mapping[str, Any]) -> int:
+    """Checksum of all fields, or arrays, but names: another file may have the same one."""
     crc = 0
-    for part in fields(data):
-        if part.name in ("name", "files"):
+    parts = data if isinstance(data, Mapping) else {part.name: getattr(data, part.name) for part in fields(data)}
+    for name, value in parts.items():
+        if name in ("name", "files"):
             continue
-        value = getattr(data, part.name)
         if isinstance(value, np.ndarray):
-            crc = zlib.crc32(f"{part.name} {value.dtype} {value.shape}".encode(), crc)
+            crc = zlib.crc32(f"{name} {value.dtype} {value.shape}".encode(), crc)
             crc = zlib.crc32(value.tobytes(), crc)
         elif value is not None:
-            text = json.dumps(value if isinstance(value, int) else list(value))
-            crc = zlib.crc32(f"{part.name} {text}".encode(), crc)
+            text = json.dumps(value if isinstance(value, (int, float, str)) else list(value))
+            crc = zlib.crc32(f"{name} {text}".encode(), crc)
     return crc

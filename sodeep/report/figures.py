@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import matplotlib
 import numpy as np
 import torch
 from matplotlib.figure import Figure
@@ -81,6 +82,21 @@ class ReportFigure:
             warnings.filterwarnings("ignore", message="Glyph .* missing from")  # texts in scripts that the font lacks
             self.figure.savefig(file, format="png", dpi=130, metadata={"Software": None})
         return file.getvalue()
+
+    @functools.cached_property
+    def svg(self) -> bytes:
+        """The figure as vector graphics, light on dark where the reader prefers that; the same each time."""
+        file = io.BytesIO()
+        with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": self.title}):
+            self.figure.savefig(file, format="svg", dpi=130, transparent=True, metadata={"Date": None})
+        head, end, rest = file.getvalue().partition(b"<defs>")
+        return head + _SVG_STYLE + end + rest.replace(b"#000000", b"currentColor")
+
+
+_SVG_STYLE = (
+    b"<style>svg { color: #1a1a1a } text { fill: currentColor }"
+    b" @media (prefers-color-scheme: dark) { svg { color: #e6e6e6 } }</style>"
+)
 
 
 def draw_all(comparison: Comparison, losses: Mapping[str, Loss]) -> list[ReportFigure]:

@@ -14,7 +14,19 @@ from typing import Any
 import numpy as np
 
 from sodeep._core.extras import needed
-from sodeep._core.plotting import GREY, Array, Curve, dot, panels, plain_axes, short, style, tensor_of
+from sodeep._core.plotting import (
+    GREY,
+    Array,
+    Curve,
+    cloud,
+    inner_range,
+    panels,
+    plain_axes,
+    short,
+    style,
+    tensor_of,
+    without_spikes,
+)
 from sodeep.ranks import exact_rank
 
 with needed("matplotlib", "Drawing figures"):
@@ -33,7 +45,8 @@ def plot_seeds(
 ) -> Figure:
     """Left, a metric of each loss: every seed as a dot, the mean as a bar. Right, paired differences to the baseline.
 
-    Without differences the right panel is left out.
+    Without differences the right panel is left out. A loss so far from the others that they would share a third of the
+    axis stands at the edge, with its number.
 
     Args:
         values: loss -> value of each seed. The order is that of the colours; the figure sorts by the mean.
@@ -49,6 +62,7 @@ def plot_seeds(
     figure = Figure(figsize=(9 if intervals else 5.5, 0.8 + 0.36 * len(rows)), layout="constrained")
     panels: Any = figure.subplots(1, 2, sharey=True) if intervals else [figure.add_subplot()]
     left, right = panels[0], panels[-1]
+    spans: dict[Axes, list[tuple[float, float, float, float]]] = {axis: [] for axis in panels}
     for y, loss in enumerate(rows):
         colour = style(places[loss])["color"]
         left.plot(values[loss], [y] * len(values[loss]), "o", color=colour, alpha=0.5, markersize=5, mew=0)
@@ -57,6 +71,8 @@ def plot_seeds(
             middle, low, high = intervals[loss]
             right.plot([low, high], [y, y], color=colour, linewidth=2)
             right.plot([middle], [y], "|", color=colour, markersize=16, mew=2.5)
+            spans[right].append((y, min(low, 0.0), max(high, 0.0), middle))
+        spans[left].append((y, min(values[loss]), max(values[loss]), float(np.mean(values[loss]))))
     left.set_yticks(range(len(rows)), rows, fontsize=9)
     left.set_ylim(len(rows) - 0.5, -0.5)
     if intervals:
@@ -68,7 +84,29 @@ def plot_seeds(
         plain_axes(axis)
         axis.grid(axis="x", alpha=0.3)
         axis.xaxis.set_major_locator(MaxNLocator(5))
+        _zoom(axis, spans[axis])
     return figure
+
+
+def _zoom(axis: Axes, rows: Sequence[tuple[float, float, float, float]]) -> None:
+    """Cut off rows (y, low, high, middle) that lie far from the others: the number stands at the edge instead."""
+    low, high = inner_range([(low, high) for _, low, high, _ in rows])
+    margin = 0.05 * (high - low) or 1e-3
+    cut = [(y, middle) for y, _, _, middle in rows if not low <= middle <= high]
+    if cut:
+        axis.set_xlim(low - margin, high + margin)
+    for y, middle in cut:
+        below = middle < low
+        text = f"← {middle:.3g}" if below else f"{middle:.3g} →"
+        axis.text(
+            0.01 if below else 0.99,
+            y,
+            text.replace("-", "\N{MINUS SIGN}"),
+            transform=axis.get_yaxis_transform(),
+            fontsize=8,
+            va="center",
+            ha="left" if below else "right",
+        )
 
 
 def plot_learning_curves(curves: Mapping[str, Sequence[Curve]], ylabel: str) -> Figure:
@@ -105,6 +143,8 @@ def plot_learning_curves(curves: Mapping[str, Sequence[Curve]], ylabel: str) -> 
 def plot_training_losses(curves: Mapping[str, Sequence[Curve]]) -> Figure:
     """Training losses, one panel a loss: their scales have nothing in common. A line for each seed, smoothed.
 
+    A few steps that lie far beyond the others leave the panel.
+
     Args:
         curves: loss -> the curve of each seed.
     """
@@ -118,6 +158,10 @@ def plot_training_losses(curves: Mapping[str, Sequence[Curve]]) -> Figure:
             axis.plot(steps, values, color=style(place)["color"], linewidth=1, alpha=0.8)
         axis.grid(alpha=0.3)
         axis.xaxis.set_major_locator(MaxNLocator(3))
+        drawn = [np.asarray(line.get_ydata(), dtype=float) for line in axis.lines]
+        limits = without_spikes(np.concatenate(drawn)) if drawn else None
+        if limits is not None:
+            axis.set_ylim(limits)
     figure.supxlabel("step", fontsize=9)
     figure.supylabel("training loss", fontsize=9)
     return figure
@@ -135,7 +179,7 @@ def plot_orders(pairs: Mapping[str, tuple[Array, Array]]) -> Figure:
         n = len(x)
         some = slice(None, None, max(1, n // 2000))
         axis.plot([1, n], [1, n], color=GREY, linewidth=1)
-        axis.plot(x[some], y[some], ".", color=style(place)["color"], markersize=dot(n), alpha=0.5, mew=0)
+        axis.plot(x[some], y[some], ".", color=style(place)["color"], **cloud(n))
         axis.set_title(f"{short(loss)}\nSpearman {_correlation(x, y):.3f}", fontsize=9)
         margin = 0.03 * n
         axis.set_xlim(n + margin, 1 - margin)  # rank 1, the highest score, to the right and on top
@@ -178,8 +222,7 @@ def plot_quantized_ap(pairs: Mapping[str, tuple[Array, Array]]) -> Figure:
     for place, (axis, (loss, (exact, quantized))) in enumerate(zip(axes, pairs.items(), strict=True)):
         some = slice(None, None, max(1, len(exact) // 2000))
         axis.plot([0, 1], [0, 1], color=GREY, linewidth=1)
-        size = dot(len(exact))
-        axis.plot(exact[some], quantized[some], ".", color=style(place)["color"], markersize=size, alpha=0.5, mew=0)
+        axis.plot(exact[some], quantized[some], ".", color=style(place)["color"], **cloud(len(exact)))
         axis.set_title(f"{short(loss)}\ncorrelation {_correlation(exact, quantized):.3f}", fontsize=9)
         axis.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal", xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
     figure.supxlabel("average precision of a query", fontsize=9)

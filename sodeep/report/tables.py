@@ -8,6 +8,7 @@ from typing import NamedTuple
 from sodeep.comparison.read import NOTHING, Comparison, settings_text
 from sodeep.comparison.runs import Run
 from sodeep.comparison.statistics import Cell, Summary
+from sodeep.report.definitions import definitions
 
 
 def number_text(value: float, signed: bool = False, like: float | None = None, more: int = 0) -> str:
@@ -156,7 +157,10 @@ def find_differences(comparison: Comparison) -> list[str]:
             f"{loss} ({', '.join(f'{ends[side]} end of {name}' for name, side in edges.items())})"
             for loss, edges in summary.edges.items()
         )
-        findings.append(f"Chosen at an end of the range that was searched, beyond which a better may lie: {chosen}.")
+        findings.append(
+            f"Chosen at an end of the range that was searched, beyond which a better may lie: {chosen}. "
+            "--range searches another range."
+        )
     if not compared and len(cells) > 1:
         findings.append("With one seed in common there are no confidence intervals: any difference may be chance.")
     if summary.failed:
@@ -172,7 +176,13 @@ def make_tables(comparison: Comparison) -> list[Table]:
     """All tables of the report that have rows."""
     return [
         table
-        for table in (_results(comparison), _differences(comparison), _cost(comparison), _failures(comparison))
+        for table in (
+            _results(comparison),
+            _differences(comparison),
+            _cost(comparison),
+            _failures(comparison),
+            _metrics(comparison),
+        )
         if table.rows
     ]
 
@@ -189,8 +199,6 @@ def _results(comparison: Comparison) -> Table:
         "Mean ± standard deviation over the seeds, on the test split. "
         "↑ higher is better, ↓ lower; the best mean of a column is bold."
     )
-    if any("R@" in metric for metric in comparison.summary.metrics):  # recall_at_k is another
-        note += " R@k is the hit rate: the fraction of queries with a relevant item among the first k."
     return Table("Results", ["loss", "seeds", *arrows_text(comparison.summary)], rows, note)
 
 
@@ -239,6 +247,11 @@ def _cost(comparison: Comparison) -> Table:
     )
     header = ["loss", "chosen", "steps to the best", "seconds of a training", "ms per step", "peak MB of a step"]
     return Table("Settings and cost", header, rows, note, words=2)
+
+
+def _metrics(comparison: Comparison) -> Table:
+    rows = [[name, text] for name, text in definitions(comparison.summary.metrics).items()]
+    return Table("Metrics", ["metric", "what it is"], rows, words=2)
 
 
 def _failures(comparison: Comparison) -> Table:

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 def write_tensorboard(comparison: Comparison, figures: Sequence[ReportFigure], log_dir: str | os.PathLike[str]) -> None:
     """Write curves, metrics, figures and tables for TensorBoard: ``tensorboard --logdir LOG_DIR``.
 
-    A run of TensorBoard is a tested run, ``<task>/<loss>/seed <n>``: curves and test metrics (scalars), settings
-    against test metrics (hparams), precision and recall where there are several labels, and the embeddings with
-    thumbnails (projector). The figures are in the run ``<task>``.
+    A run of TensorBoard is a loss, ``<task>/<loss>``, so that it has one colour in every card: a card for each seed
+    with the validation curve of the primary metric, first of all, and then the training losses (scalars); the settings
+    chosen against the mean test metrics (hparams); of the first seed, precision and recall where there are several
+    labels, and the embeddings with thumbnails (projector). The figures are in the run ``<task>``.
 
     Args:
         comparison: from `sodeep.comparison.read.read_comparison`.
@@ -44,9 +45,9 @@ def write_tensorboard(comparison: Comparison, figures: Sequence[ReportFigure], l
     if base.exists():
         raise ValueError(f"`log_dir` must not hold {base.name} yet, got '{log_dir}'. Choose another, or delete it.")
     for loss, runs in comparison.tested.items():
-        for run in runs:
-            with SummaryWriter(str(base / _folder_name(loss) / f"seed {run.seed}")) as writer:
-                _log_run(writer, comparison, run)
+        if runs:
+            with SummaryWriter(str(base / _folder_name(loss))) as writer:
+                _log_loss(writer, comparison, loss, runs)
     with SummaryWriter(str(base)) as writer:
         for figure in figures:
             _log_figure(writer, figure)
@@ -67,20 +68,29 @@ def _folder_name(name: str) -> str:
     return "".join(letter if letter.isalnum() or letter in "+-_. " else "_" for letter in name)
 
 
-def _log_run(writer: Any, comparison: Comparison, run: Run) -> None:
+def _log_loss(writer: Any, comparison: Comparison, loss: str, runs: Sequence[Run]) -> None:
     from torch.utils.tensorboard.summary import hparams
 
-    for name, curve in run.curves.items():
-        for step, value in curve:
-            writer.add_scalar(name, value, step)
-    for metric, value in run.metrics.items():
-        writer.add_scalar(f"test/{metric}", value, run.steps)
+    metric = comparison.primary_metric
+    groups = {f"val/{metric}": f"1 {metric}, validation", "loss/train": "2 training loss"}  # in the order of the page
+    for run in runs:
+        for name, curve in run.curves.items():
+            for step, value in curve if name in groups else ():
+                writer.add_scalar(f"{groups[name]}/seed {run.seed}", value, step)
+    cells = {metric: comparison.summary.cells.get((loss, metric)) for metric in comparison.summary.metrics}
+    tested = {f"3 test, mean over the seeds/{metric}": cell.mean for metric, cell in cells.items() if cell is not None}
+    for tag, value in tested.items():
+        writer.add_scalar(tag, value, 0)
     # as add_hparams, which would start a run of its own beside this one
-    settings = {"loss": run.loss, "seed": run.seed, **run.settings}
+    settings = {"loss": loss, **runs[0].settings}
     plain = {k: v if isinstance(v, (bool, int, float, str)) else str(v) for k, v in settings.items()}
-    tested = {f"test/{metric}": value for metric, value in run.metrics.items()}
     for summary in hparams(plain, tested):  # type: ignore[no-untyped-call]
         writer.file_writer.add_summary(summary)
+    _log_arrays(writer, comparison, runs[0])
+
+
+def _log_arrays(writer: Any, comparison: Comparison, run: Run) -> None:
+    """Precision and recall, and embeddings, of a tested run that has them."""
     labelled = ("scores", "relevant", "known", "label_names")
     embedded = ("embeddings", "embedding_labels", "thumbnails")
     arrays = comparison.arrays(run, *labelled, *embedded)

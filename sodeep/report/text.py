@@ -111,7 +111,8 @@ def header_lines(comparison: Comparison) -> str:
         count = made["search_seeds"]
         tried += f", chosen by the first {'seed' if count == 1 else seeds_text(count)} for all"
     sizes = ", ".join(f"{n:,} {name}" for name, n in summary.sizes.items())
-    sizes += f" {TASKS[summary.task].counted}".rstrip() if sizes else ""
+    counted = TASKS[summary.task].counted if summary.task in TASKS else ""
+    sizes += f" {counted}".rstrip() if sizes else ""
     losses = f"{len(summary.losses)} loss{'es' * (len(summary.losses) != 1)}"
     batch = f", {made['batch_size']} items a step" if "batch_size" in made else ""
     versions = ", ".join(f"{name} {made[name]}" for name in ("sodeep", "torch") if name in made)

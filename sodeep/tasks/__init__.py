@@ -10,8 +10,9 @@ A task is data, a small encoder, a step that applies a loss, and exact evaluatio
 * ``toy``: points of two classes and a linear scorer, compared with a linear support vector machine.
 
 Import from here: the tasks, the data classes they are made of, and what a task of your own needs (`Task`,
-`TaskMetrics`, `Layout`, `read_data`, `Loss`). Readers of data sets are in `sodeep.datasets`. `sodeep.comparison` trains
-the tasks with losses. A further task is a subclass of `Task` in a module of its own, and a line in `TASKS`.
+`TaskMetrics`, `Range`, `Layout`, `read_data`, `Loss`). Readers of data sets are in `sodeep.datasets`.
+`sodeep.comparison` trains the tasks with losses. A task of your own is a subclass of `Task` in a module of yours; one
+of this package has a line in `TASKS` too.
 
 >>> task = TASKS["memorability"].load(seed=0)  # no data given: a small embedded set
 >>> task.data_name
@@ -20,6 +21,7 @@ the tasks with losses. A further task is a subclass of `Task` in a module of its
 
 from __future__ import annotations
 
+from sodeep._core.search import Range
 from sodeep.datasets.layouts import Layout, read_data
 from sodeep.datasets.types import Array, CrossModalData, MemorabilityData, MultiLabelData, RankingData, RetrievalData
 from sodeep.tasks.base import BATCH_SIZE, Loss, Task, TaskMetrics
@@ -52,6 +54,7 @@ __all__ = [
     "MemorabilityData",
     "MultiLabel",
     "MultiLabelData",
+    "Range",
     "Ranking",
     "RankingData",
     "Retrieval",

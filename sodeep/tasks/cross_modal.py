@@ -18,12 +18,14 @@ from sodeep._core.ties import tie_equal_rows
 from sodeep.datasets.captions import CROSS_MODAL, keep_captions
 from sodeep.datasets.generated import shapes
 from sodeep.datasets.image_features import pretrained_images
+from sodeep.datasets.image_files import inputs_of, read_ahead
 from sodeep.datasets.splits import with_validation
 from sodeep.datasets.texts import TEXT_FEATURES, static_vectors
 from sodeep.datasets.types import Array, CrossModalData
 from sodeep.losses import CrossModalLoss, quantized_ap_loss
 from sodeep.tasks.base import Loss, Task, TaskMetrics
 from sodeep.tasks.encoders import FeatureNet, FineTuned, TextNet, as_input, encode, item_net, ngram_table
+from sodeep.tasks.own_encoder import Build, own_encoders
 from sodeep.tasks.semantics import TEXT_SCORES, SemanticScores
 
 _ASP = {"overlap": "ASP", **{name: f"ASP {name}" for name in TEXT_SCORES}}
@@ -49,6 +51,12 @@ class TwoTowers(nn.Module):
         self.captions = captions
 
 
+def _firsts(pairs: Array) -> Array:
+    """Which pairs (P, 2) of an image and a caption are the first of their image, bool (P,)."""
+    found: Array = np.diff(pairs[:, 0], prepend=-1) != 0
+    return found
+
+
 class CrossModal(Task):
     """Images and captions compared by cosine. A batch holds 100 images and one caption of each.
 
@@ -57,7 +65,9 @@ class CrossModal(Task):
     with them, grow K times. A sorter for lists of 100 takes batches of at most 100 / K images.
 
     Captions in words are a learned sum over tf-idf of character n-grams; with `text_features` "wordllama", static
-    vectors go through a hidden layer in its place. `image_features` and `finetune` are those of `Retrieval`.
+    vectors go through a hidden layer in its place. `image_features` and `finetune` are those of `Retrieval`, and so are
+    `encoder`, of images, and its options. `text_encoder` is one of captions, of the same width; where only one of both
+    is given, the small encoder on the other side gets its width.
 
     A loss that takes semantic scores gets graded relevance in place of pairs, 1 for an image and its own caption, and
     for others the score that `semantic` names: "overlap" of the codes (keywords, object classes) of two images,
@@ -109,6 +119,11 @@ class CrossModal(Task):
         "captions_per_item",
         "captions_kept",
         "fold_size",
+        "encoder",
+        "text_encoder",
+        "chunk_size",
+        "precision",
+        "workers",
     )
     max_steps = 5000
     validate_every = 50
@@ -129,6 +144,11 @@ class CrossModal(Task):
         captions_per_item: int | None = None,
         captions_kept: int | None = None,
         fold_size: int | None = None,
+        encoder: str | Build | None = None,
+        text_encoder: str | Build | None = None,
+        chunk_size: int | None = None,
+        precision: str | None = None,
+        workers: int | None = None,
         **options: Any,
     ) -> None:
         super().__init__(data, seed, **options)
@@ -136,10 +156,16 @@ class CrossModal(Task):
             check_at_least(captions_kept, 1, "captions_kept")
             data = keep_captions(data, self.index["train"].numpy(), captions_kept, seed)
             self.data_name += f", up to {captions_kept} of each training image's captions"
+        self.encoder, self.text_encoder = own_encoders(
+            encoder, text_encoder, image_features, chunk_size, precision, workers
+        )
         self.pretrained = pretrained_images(image_features, data, finetune)
-        if self.pretrained is not None:
-            self.data_name += f", {self.pretrained.title}"
-        self.items = as_input(data.items) if self.pretrained is None else self.pretrained.features
+        self.items: Any = as_input(data.items) if self.pretrained is None else self.pretrained.features
+        if self.encoder is not None:
+            self.items = self.encoder.inputs(data.items, data.files, data.name)
+        used = self.pretrained or self.encoder
+        if used is not None:
+            self.data_name += f", {used.title}"
         self.owner = torch.from_numpy(np.asarray(data.owner, dtype=np.int64))
         self.texts = None if isinstance(data.captions, np.ndarray) else list(data.captions)
         vectors = static_vectors(text_features, self.texts, data.name)
@@ -151,6 +177,16 @@ class CrossModal(Task):
         else:
             train = torch.isin(self.owner, self.index["train"]).nonzero().squeeze(1).numpy()
             self.captions = ngram_table(data.captions, train, "char", least=2)
+        if self.text_encoder is not None:
+            self.captions = self.text_encoder.text_inputs(self.texts, self.captions, data.name)
+            self.data_name += f", captions by {self.text_encoder.title}"
+        widths = [own.width for own in (self.encoder, self.text_encoder) if own is not None]
+        if len({*widths}) > 1:
+            raise ValueError(
+                f"`text_encoder` must give vectors as wide as those of `encoder`, got {widths[1]} and {widths[0]}. End "
+                "one of them with a linear layer."
+            )
+        self.width = widths[0] if widths else 64
         self.codes: Any = None if data.codes is None else torch.from_numpy(np.asarray(data.codes, dtype=bool))
         self.text_scores: Any = None if self.texts is None else SemanticScores(self.texts, self.owner, data.languages)
         self.semantics = (
@@ -224,6 +260,9 @@ class CrossModal(Task):
 
     def batches(self, epoch: int) -> Iterator[Array]:
         """Pairs (P, 2) of an image and one of its captions, those of an image together; every image once an epoch."""
+        return read_ahead(self.items, self._pairs(epoch), [self.seed, epoch], lambda pairs: pairs[_firsts(pairs), 0])
+
+    def _pairs(self, epoch: int) -> Iterator[Array]:
         rng = np.random.default_rng([self.seed, epoch, 1])
         most = self.captions_per_item
         for images in super().batches(epoch):
@@ -235,11 +274,16 @@ class CrossModal(Task):
             yield np.stack([np.repeat(images, [len(some) for some in drawn]), np.concatenate(drawn)], axis=1)
 
     def model(self) -> TwoTowers:
-        """A small convolutional net and a linear layer on character n-grams, or hidden layers on features."""
+        """A small convolutional net and a linear layer on character n-grams, or hidden layers on features; or yours."""
         train = self.index["train"]
-        training = self.captions[torch.isin(self.owner, train.to(self.owner.device))]
-        captions = FeatureNet(training, width=64) if training.is_floating_point() else TextNet(training, width=64)
-        return TwoTowers(item_net(self.items, train, width=64), captions)
+        captions: nn.Module
+        if self.text_encoder is not None:
+            captions = self.text_encoder.model()
+        else:
+            training = self.captions[torch.isin(self.owner, train.to(self.owner.device))]
+            captions = (FeatureNet if training.is_floating_point() else TextNet)(training, width=self.width)
+        images = item_net(self.items, train, self.width) if self.encoder is None else self.encoder.model()
+        return TwoTowers(images, captions)
 
     def fine_tuning(self, model: nn.Module) -> tuple[Task, nn.Module] | None:
         """The blocks of the pretrained network that `finetune` asked for, and the encoder of images on top."""
@@ -252,11 +296,12 @@ class CrossModal(Task):
 
     def forward(self, model: nn.Module, batch: Array) -> dict[str, Callable[[Loss], Tensor]]:
         """The mean of both directions, images to captions and back."""
-        first = np.diff(batch[:, 0], prepend=-1) != 0  # of the pairs of an image
+        first = _firsts(batch)
         parts = batch[first, 0], batch[:, 1], first.cumsum() - 1
         images, captions, place = (torch.from_numpy(part).to(self.items.device) for part in parts)
         towers: Any = model
-        x, y = towers.images(self.items[images]), towers.captions(self.captions[captions])
+        x = towers.images(inputs_of(self.items, batch, images))
+        y = towers.captions(self.captions[captions])
         return {
             "relevant": lambda loss: CrossModalLoss(loss)(x, y, self._relevance(images, captions)),
             "semantic": lambda loss: CrossModalLoss(loss)(x, y, self._graded(images, captions, place)),

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sodeep._core.search import Range
-from sodeep.datasets.image_files import ImageFiles
+from sodeep.datasets.image_files import ImageFiles, Inputs
 from sodeep.groups import Groups
 
 
@@ -183,14 +183,20 @@ def parameter_groups(model: nn.Module, rate: float) -> list[dict[str, Any]]:
     >>> [(group["lr"], len(group["params"])) for group in groups]
     [(0.01, 1), (0.001, 2)]
     """
-    own = getattr(model, "parameter_groups", None)
-    if own is not None:
-        groups: list[dict[str, Any]] = own(rate)
-        return groups
+    own = [group for net in _with_groups(model) for group in net.parameter_groups(rate)]
     nets = [module for module in model.modules() if isinstance(module, FineTuned)]
     slow = dict.fromkeys(weight for net in nets for weight in net.blocks.parameters())
-    groups = [{"params": [weight for weight in model.parameters() if weight not in slow], "lr": rate}]
-    return groups + [{"params": [*slow], "lr": rate * FineTuned.slowdown}] * bool(slow)
+    apart = {*slow, *(weight for net in _with_groups(model) for weight in net.parameters())}
+    rest = [weight for weight in model.parameters() if weight not in apart]
+    groups: list[dict[str, Any]] = [{"params": rest, "lr": rate}] if rest or not own else []
+    return groups + own + [{"params": [*slow], "lr": rate * FineTuned.slowdown}] * bool(slow)
+
+
+def _with_groups(model: nn.Module) -> list[Any]:
+    """The parts that say their groups themselves."""
+    if hasattr(model, "parameter_groups"):
+        return [model]
+    return [part for child in model.children() for part in _with_groups(child)]
 
 
 def ridge(features: Tensor, target: Tensor, penalty: float) -> FeatureNet:
@@ -317,7 +323,7 @@ def item_net(items: Tensor, train: Tensor, width: int) -> nn.Module:
 
 
 @torch.no_grad()
-def encode(net: nn.Module, items: Tensor | ImageFiles, index: Tensor) -> Tensor:
+def encode(net: nn.Module, items: Inputs, index: Tensor) -> Tensor:
     """`net` in evaluation mode over the items of `index`, in chunks: of `net.chunk` items, if it says so."""
     training = net.training
     net.eval()
@@ -327,7 +333,7 @@ def encode(net: nn.Module, items: Tensor | ImageFiles, index: Tensor) -> Tensor:
         net.train(training)
 
 
-def chunks_of(items: Tensor | ImageFiles, index: Tensor, size: int) -> Iterator[Tensor]:
+def chunks_of(items: Inputs, index: Tensor, size: int) -> Iterator[Tensor]:
     """The items of `index` (n,), `size` at a time; a last one alone goes with those before it."""
     parts = [*torch.split(index, size)]
     if len(parts) > 1 and len(parts[-1]) == 1:  # products of one row round differently

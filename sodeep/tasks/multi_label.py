@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,6 +14,7 @@ from sodeep import metrics
 from sodeep._core.search import Range, Ranges
 from sodeep.datasets.generated import topics
 from sodeep.datasets.image_features import pretrained_images
+from sodeep.datasets.image_files import inputs_of, read_ahead
 from sodeep.datasets.layouts import Layout
 from sodeep.datasets.multi_label import MULTI_LABEL
 from sodeep.datasets.splits import given_split
@@ -31,13 +32,15 @@ from sodeep.tasks.encoders import (
     ngram_table,
     ridge,
 )
+from sodeep.tasks.own_encoder import Build, Headed, own_encoder
 
 
 class MultiLabel(Task):
     """Scores (examples, labels); a loss sees a list for each label, of the 100 examples of a batch.
 
     Texts are a learned sum over tf-idf of words and word pairs; with `text_features` "wordllama", static vectors.
-    `image_features` and `finetune` are those of `Retrieval`.
+    `image_features` and `finetune` are those of `Retrieval`, and so are `encoder` (of images, texts or features) and
+    its options; a linear layer makes the scores of its vectors.
 
     Metrics: "mAP", the mean over the labels of average precision over the examples of the split; "AP micro", of all
     scores as one list. A label without an example in the split is left out.
@@ -62,7 +65,15 @@ class MultiLabel(Task):
     )
     accepts = ("relevant",)
     methods: ClassVar[Mapping[str, Ranges]] = {**Task.methods, "ridge": {"penalty": PENALTY}}
-    options: ClassVar[tuple[str, ...]] = ("text_features", "image_features", "finetune")
+    options: ClassVar[tuple[str, ...]] = (
+        "text_features",
+        "image_features",
+        "finetune",
+        "encoder",
+        "chunk_size",
+        "precision",
+        "workers",
+    )
     max_steps = 5000
     validate_every = 100
     ranges: ClassVar[Ranges] = {"lr": Range(3e-3, 2e-1, 2e-2), "weight_decay": Range(1e-4, 0.3, 1e-2)}
@@ -79,6 +90,10 @@ class MultiLabel(Task):
         text_features: str | None = None,
         image_features: str | None = None,
         finetune: int | None = None,
+        encoder: str | Build | None = None,
+        chunk_size: int | None = None,
+        precision: str | None = None,
+        workers: int | None = None,
         **options: Any,
     ) -> None:
         super().__init__(data, seed, **options)
@@ -86,7 +101,9 @@ class MultiLabel(Task):
         self.known = torch.ones_like(self.labels) if data.known is None else torch.from_numpy(np.asarray(data.known))
         self.label_names = list(data.label_names)
         vectors = static_vectors(text_features, data.texts, data.name)
+        self.encoder = own_encoder(encoder, image_features, chunk_size, precision, workers)
         self.pretrained = pretrained_images(image_features, data, finetune)
+        self.inputs: Any
         if self.pretrained is not None:
             self.inputs = self.pretrained.features
             self.data_name += f", {self.pretrained.title}"
@@ -97,15 +114,28 @@ class MultiLabel(Task):
             self.inputs = ngram_table(data.texts, self.index["train"].numpy(), "word")
         else:
             self.inputs = as_input(np.asarray(data.items if data.features is None else data.features))
+        if self.encoder is not None:
+            if data.texts is not None:
+                self.inputs = self.encoder.text_inputs(data.texts, self.inputs, data.name)
+            else:
+                items = np.asarray(data.items if data.features is None else data.features)
+                self.inputs = self.encoder.inputs(items, data.files, data.name)
+            self.data_name += f", {self.encoder.title}"
 
     @classmethod
     def split_of(cls, data: MultiLabelData, seed: int) -> Array:
         """The split of the data, or a drawn one."""
         return given_split(data.split, len(data.labels), seed)
 
+    def batches(self, epoch: int) -> Iterator[Array]:
+        """Full batches of a shuffle, as of `Task`."""
+        return read_ahead(self.inputs, super().batches(epoch), [self.seed, epoch])
+
     def model(self) -> nn.Module:
-        """A linear layer on words and word pairs, a small convolutional net, or one hidden layer on features."""
+        """A linear layer on words and word pairs, a small convolutional net, one hidden layer on features; or yours."""
         width = self.labels.shape[1]
+        if self.encoder is not None:
+            return Headed(self.encoder.model(), self.encoder.width, width)
         if self.inputs.dtype == torch.int32:
             return TextNet(self.inputs[self.index["train"]], width)
         if self.inputs.dtype == torch.uint8:
@@ -114,7 +144,7 @@ class MultiLabel(Task):
 
     def lacks(self, needed: str) -> str | None:
         """Features for "ridge", where the inputs are n-grams or images."""
-        if needed != "ridge" or self.inputs.is_floating_point():
+        if needed != "ridge" or (isinstance(self.inputs, Tensor) and self.inputs.is_floating_point()):
             return None
         return "features, and these data have texts or images; for texts add --text-features wordllama"
 
@@ -137,7 +167,8 @@ class MultiLabel(Task):
     def forward(self, model: nn.Module, batch: Array) -> dict[str, Callable[[Loss], Tensor]]:
         """A list for each label, of the examples of the batch."""
         where = torch.from_numpy(batch).to(self.inputs.device)
-        scores, relevant, known = model(self.inputs[where]).T, self.labels[where].T, self.known[where].T
+        scores = model(inputs_of(self.inputs, batch, where)).T
+        relevant, known = self.labels[where].T, self.known[where].T
         mask = {} if bool(known.all()) else {"where": known}
         return {"relevant": lambda loss: loss(scores, relevant, **mask)}
 

@@ -1,4 +1,4 @@
-"""A user's encoder in place of the small ones: how it is built, what it is given, and how it saves memory.
+"""A user's encoder of images, texts or features in place of the small ones: how it is built and what it is given.
 
     def build():
         net = torchvision.models.resnet18(weights="DEFAULT")
@@ -10,8 +10,9 @@
 anew for each training. The module may have
 
 * ``transform``: a ``PIL.Image`` in colour -> a tensor. Images are then read from their files at their own size, as they
-  are needed. Without it the encoder is given what the small ones are: images as uint8 (B, C, H, W), features (B, d).
-* ``train_transform``: the same in training; without it `transform`.
+  are needed. Of texts: a string -> a tensor, of one shape for all, such as the numbers of its words. Without it the
+  encoder is given what the small ones are: images as uint8 (B, C, H, W), n-grams as int32 (B, L), features (B, d).
+* ``train_transform``: the same for images in training; without it `transform`.
 * ``parameter_groups(lr)``: the groups of the optimiser, a list of dicts with "params" and, if other than `lr`, "lr".
 * ``backbone`` and ``head``, one after the other: where no weight of the backbone is trained (``requires_grad``), what
   it gives is computed once and kept in the cache folder, and only the head is trained.
@@ -22,7 +23,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,13 +32,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from sodeep._core.by_name import attribute
+from sodeep._core.by_name import attribute, name_of
 from sodeep._core.cache import cached_rows
 from sodeep._core.checks import check_at_least, check_choice, describe
 from sodeep._core.progress import Progress
-from sodeep.datasets.image_features import ImageData, image_checksum
-from sodeep.datasets.image_files import ImageFiles
-from sodeep.datasets.types import Array
+from sodeep.datasets.image_features import image_checksum
+from sodeep.datasets.image_files import ImageFiles, Inputs, together
+from sodeep.datasets.types import Array, Source
 from sodeep.tasks.encoders import as_input, chunks_of
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -93,6 +94,29 @@ class OwnEncoder(nn.Module):
         return [{"lr": rate, **group, "params": [*group["params"]]} for group in groups]
 
 
+class Headed(nn.Module):
+    """A user's encoder, and a linear layer on its vectors.
+
+    Returns:
+        (B, width), of inputs (B, ...).
+    """
+
+    def __init__(self, encoder: OwnEncoder, features: int, width: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = nn.Linear(features, width)
+
+    @property
+    def chunk(self) -> int:
+        """As of `OwnEncoder`."""
+        return self.encoder.chunk
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The scores of inputs."""
+        scores: Tensor = self.head(self.encoder(inputs))
+        return scores
+
+
 class Encoder:
     """What makes an `OwnEncoder` for a task, and what that is given.
 
@@ -101,7 +125,13 @@ class Encoder:
         chunk_size: see `OwnEncoder`.
         precision: see `OwnEncoder`.
         workers: processes that read images; see `ImageFiles`.
+        argument: that gave it, for messages.
+
+    Attributes:
+        width: of its vectors, known after `inputs` or `text_inputs`.
     """
+
+    width: int
 
     def __init__(
         self,
@@ -109,8 +139,10 @@ class Encoder:
         chunk_size: int | None = None,
         precision: str | None = None,
         workers: int | None = None,
+        argument: str = "encoder",
     ) -> None:
-        self.build, self.name = _build_of(given)
+        self.argument = argument
+        self.build, self.name = _build_of(given, argument)
         self.chunk_size = None if chunk_size is None else check_at_least(chunk_size, 1, "chunk_size")
         self.precision = check_choice(precision or "float32", PRECISIONS, "precision")
         self.workers = check_at_least(workers or 0, 0, "workers")
@@ -136,36 +168,71 @@ class Encoder:
         net = self._new()
         return OwnEncoder(net.head if self.frozen else net, self.chunk_size, self.precision)  # type: ignore[arg-type]
 
-    def inputs(self, data: ImageData) -> Tensor | ImageFiles:
-        """What the encoder is given of a data set: its items, their files, or what a frozen backbone makes of them.
+    def inputs(self, items: Array, files: Sequence[Source] | None, name: str) -> Inputs:
+        """What the encoder is given of images or features: these, their files, or what a frozen backbone makes of them.
+
+        Args:
+            items: images, uint8 (N, H, W[, 3]), or features (N, d).
+            files: of the images, if they come from any.
+            name: of the data, for messages.
 
         Raises:
             ValueError: a transform for data without images; an encoder that gives no vectors, or has nothing to train.
         """
-        items = np.asarray(data.items)
-        found: Tensor | ImageFiles = as_input(items)
+        items = np.asarray(items)
+        found: Inputs = as_input(items)
         net = self._new()
         transform = getattr(net, "transform", None)
         if transform is not None:
             if items.dtype != np.uint8:
                 raise ValueError(
-                    f"`encoder` must not have a transform for data without images, got {self.name} with one for "
-                    f"{data.name}."
+                    f"`{self.argument}` must not have a transform for data without images, got {self.name} with one "
+                    f"for {name}."
                 )
-            sources = items if data.files is None else data.files
-            found = ImageFiles(sources, transform, getattr(net, "train_transform", None), self.workers)
+            found = ImageFiles(
+                items if files is None else files, transform, getattr(net, "train_transform", None), self.workers
+            )
+        return self._of_frozen(net, found, transform, partial(image_checksum, items, files))
+
+    def text_inputs(self, texts: Sequence[str] | None, otherwise: Tensor, name: str) -> Tensor:
+        """What the encoder is given of texts: what its transform makes of them; without one, `otherwise` (N, ...).
+
+        Args:
+            texts: N; None: the data have features in their place.
+            otherwise: what the small encoders are given.
+            name: of the data, for messages.
+
+        Raises:
+            ValueError: as of `inputs`; tensors of unequal shape.
+        """
+        net = self._new()
+        transform = getattr(net, "transform", None)
+        found = otherwise
+        if transform is not None:
+            if texts is None:
+                raise ValueError(
+                    f"`{self.argument}` must not have a transform for data without texts, got {self.name} with one for "
+                    f"{name}."
+                )
+            found = together([_tensor_of(transform(text)) for text in texts], "texts", "Cut and pad them in it.")
+        inputs = self._of_frozen(net, found, None, partial(image_checksum, found.numpy(), None))
+        assert isinstance(inputs, Tensor)
+        return inputs
+
+    def _of_frozen(self, net: nn.Module, found: Inputs, transform: object, checksum: Callable[[str], str]) -> Inputs:
+        """The inputs, or what a frozen backbone makes of them; `checksum` is one of the inputs and of a text."""
         backbone, head = getattr(net, "backbone", None), getattr(net, "head", None)
         if isinstance(backbone, nn.Module) and isinstance(head, nn.Module) and not _is_trained(backbone):
             self.frozen = True
-            file = f"encoder-{image_checksum(items, data.files, self._code(backbone, transform))}.npy"
-            found = torch.from_numpy(cached_rows(file, len(items), partial(self._computed, backbone, found)))
+            file = f"encoder-{checksum(self._code(backbone, transform))}.npy"
+            found = torch.from_numpy(cached_rows(file, len(found), partial(self._computed, backbone, found)))
             net = head
         if not _is_trained(net):
             raise ValueError(
-                f"`encoder` must have weights to train, got {self.name} without a parameter that requires_grad. "
-                "Give it a trainable head, or compute its features and compare losses on these."
+                f"`{self.argument}` must have weights to train, got {self.name} without a parameter that "
+                "requires_grad. Give it a trainable head, or compute its features and compare losses on these."
             )
-        self._check_vectors(net, found)
+        self.width = self._checked_width(net, found)
         return found
 
     def _code(self, backbone: nn.Module, transform: object) -> str:
@@ -178,10 +245,10 @@ class Encoder:
         return "\n".join([digest.hexdigest(), self.precision, shown, self.source])
 
     @torch.no_grad()
-    def _computed(self, backbone: nn.Module, items: Tensor | ImageFiles) -> Iterator[Array]:
-        """What the backbone gives for all images, with a progress line."""
+    def _computed(self, backbone: nn.Module, items: Inputs) -> Iterator[Array]:
+        """What the backbone gives for all items, with a progress line."""
         net = OwnEncoder(backbone, None, self.precision).eval()
-        progress = Progress(f"{self.name} of {len(items)} images")
+        progress = Progress(f"{self.name} of {len(items)} items")
         done = 0
         for inputs in chunks_of(items, torch.arange(len(items)), net.chunk):
             yield net(inputs).contiguous().numpy()
@@ -192,11 +259,11 @@ class Encoder:
     def _new(self) -> nn.Module:
         net = self.build()
         if not isinstance(net, nn.Module):
-            raise TypeError(f"`encoder` must return a torch.nn.Module, got {describe(net)} from {self.name}.")
+            raise TypeError(f"`{self.argument}` must return a torch.nn.Module, got {describe(net)} from {self.name}.")
         return net
 
-    def _check_vectors(self, net: nn.Module, items: Tensor | ImageFiles) -> None:
-        """Raise if two inputs do not become two vectors."""
+    def _checked_width(self, net: nn.Module, items: Inputs) -> int:
+        """The width of the vectors, after a check that two inputs become two of them."""
         few = torch.arange(min(2, len(items)))
         inputs = next(chunks_of(items, few, 2))
         training = net.training
@@ -205,30 +272,54 @@ class Encoder:
         net.train(training)
         if vectors.ndim != 2 or len(vectors) != len(few):
             raise ValueError(
-                f"`encoder` must turn inputs {tuple(inputs.shape)} into vectors ({len(few)}, d), got shape "
+                f"`{self.argument}` must turn inputs {tuple(inputs.shape)} into vectors ({len(few)}, d), got shape "
                 f"{tuple(vectors.shape)} from {self.name}."
             )
+        return int(vectors.shape[1])
 
 
 def _is_trained(net: nn.Module) -> bool:
     return any(parameter.requires_grad for parameter in net.parameters())
 
 
-def _build_of(given: str | Build) -> tuple[Build, str]:
+def _build_of(given: str | Build, argument: str) -> tuple[Build, str]:
     """The callable, and its name."""
     if isinstance(given, str):
         module, colon, rest = given.partition(":")
         if not (module and colon and rest):
-            raise ValueError(f"`encoder` must be module:callable, got {given!r}.")
-        return attribute(module, rest, "encoder"), given
+            raise ValueError(f"`{argument}` must be module:callable, got {given!r}.")
+        return attribute(module, rest, argument), given
     if not callable(given):
         raise TypeError(
-            "`encoder` must be module:callable, or a callable without arguments that returns an nn.Module, got "
+            f"`{argument}` must be module:callable, or a callable without arguments that returns an nn.Module, got "
             f"{describe(given)}."
         )
     if isinstance(given, nn.Module):
-        raise TypeError("`encoder` must be a callable that builds the module anew for each training, got a module.")
-    return given, f"{given.__module__}:{getattr(given, '__qualname__', type(given).__qualname__)}"
+        raise TypeError(f"`{argument}` must be a callable that builds the module anew for each training, got a module.")
+    return given, name_of(given)
+
+
+def _tensor_of(value: Any) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"`transform` of the encoder must turn a text into a tensor, got {describe(value)}.")
+    return value
+
+
+def own_encoders(
+    given: str | Build | None,
+    text_encoder: str | Build | None,
+    image_features: str | None,
+    chunk_size: int | None,
+    precision: str | None,
+    workers: int | None,
+) -> tuple[Encoder | None, Encoder | None]:
+    """As `own_encoder`, of images and of texts."""
+    if text_encoder is None:
+        return own_encoder(given, image_features, chunk_size, precision, workers), None
+    if given is None and workers is not None:
+        raise ValueError("`encoder` must be given with `workers`, got None. Name yours: module:callable.")
+    texts = Encoder(text_encoder, chunk_size, precision, argument="text_encoder")
+    return (None if given is None else own_encoder(given, image_features, chunk_size, precision, workers)), texts
 
 
 def own_encoder(

@@ -14,7 +14,7 @@ from sodeep import metrics
 from sodeep._core.search import Range
 from sodeep.datasets.generated import characters
 from sodeep.datasets.image_features import pretrained_images
-from sodeep.datasets.image_files import ImageFiles
+from sodeep.datasets.image_files import inputs_of, read_ahead
 from sodeep.datasets.retrieval import RETRIEVAL
 from sodeep.datasets.revisited import PROTOCOLS
 from sodeep.datasets.splits import split_classes
@@ -94,7 +94,7 @@ class Retrieval(Task):
         self.pretrained = pretrained_images(image_features, data, finetune)
         self.items: Any = as_input(data.items) if self.pretrained is None else self.pretrained.features
         if self.encoder is not None:
-            self.items = self.encoder.inputs(data)
+            self.items = self.encoder.inputs(data.items, data.files, data.name)
         used = self.pretrained or self.encoder
         if used is not None:
             self.data_name += f", {used.title}"
@@ -141,7 +141,7 @@ class Retrieval(Task):
         train = self.index["train"].numpy()
         self.sampler.set_epoch(epoch)
         batches = (train[batch] for batch in self.sampler)
-        return self.items.ahead(batches, [self.seed, epoch]) if isinstance(self.items, ImageFiles) else batches
+        return read_ahead(self.items, batches, [self.seed, epoch])
 
     def model(self) -> nn.Module:
         """Yours; a small convolutional net, or one hidden layer on features; without items to train on, `AsGiven`."""
@@ -167,8 +167,7 @@ class Retrieval(Task):
     def forward(self, model: nn.Module, batch: Array) -> dict[str, Callable[[Loss], Tensor]]:
         """Every item of the batch against the others."""
         where = torch.from_numpy(batch).to(self.items.device)
-        items = self.items.batch(batch) if isinstance(self.items, ImageFiles) else self.items[where]
-        embeddings, labels = model(items), self.labels[where]
+        embeddings, labels = model(inputs_of(self.items, batch, where)), self.labels[where]
         return {
             "relevant": lambda loss: EmbeddingLoss(loss)(embeddings, labels),
             "embeddings": lambda loss: loss(embeddings, labels),

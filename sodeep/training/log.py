@@ -10,6 +10,7 @@ import torch
 
 from sodeep._core.extras import is_missing, needed, remedy
 from sodeep._core.progress import Progress
+from sodeep.training.config import TrainConfig
 from sodeep.training.run import Run, TrainResult
 
 
@@ -67,7 +68,7 @@ class Log:
         self.writer.add_scalar("gradient_norm", row["gradient_norm"], step)
         self.writer.add_scalar("throughput/sequences_per_s", row["lists_per_second"], step)
         for name, error in row["errors"].items():
-            self.writer.add_scalar(f"error/{name}", error, step)
+            self.writer.add_scalar(_tag(name), error, step)
         self._add_figure(step)
         self.writer.flush()
 
@@ -80,27 +81,39 @@ class Log:
             if len(self.run.history) == 1:
                 self.writer.add_text("note", f"For the figure of the ranks: {remedy('matplotlib')}", step)
             return
-        lists = {name: x[0][0].cpu() for name, x in self.run.validation.items() if name != "validation"}
+        errors = self.run.history[-1]["errors"]
+        worst = sorted((name for name in errors if name != "validation"), key=lambda name: -errors[name])[:3]
+        lists = {name: self.run.validation[name][0][0].cpu() for name in worst}  # few, for the size of a thumbnail
         with torch.no_grad():
             ranks = {name: self.run.sorter(x.to(self.run.device)).cpu() for name, x in lists.items()}
         self.writer.add_figure("sorter", plot_ranks(lists, ranks), step)
 
     def finish(self, result: TrainResult) -> None:
-        """The config and the final errors, so that runs compare in TensorBoard's HPARAMS view."""
+        """What was configured, and the final errors, so that runs compare in TensorBoard's HPARAMS view.
+
+        The final errors, those of the sorter that is saved, are the last points of the curves.
+        """
         if self.writer is not None:
+            default = TrainConfig(sorter=result.config.sorter, steps=result.config.steps).to_dict()
             config = {
                 name: value if isinstance(value, (bool, int, float, str)) else str(value)
                 for name, value in result.config.to_dict().items()
+                if name in ("sorter", "steps") or value != default[name]
             }
-            metrics = {f"final/{name}": error for name, error in result.errors.items()}
+            metrics = {_tag(name): error for name, error in result.errors.items()}
             from torch.utils.tensorboard.summary import hparams
 
             # what add_hparams does in a file of its own, which a resumed run could not replace
-            for summary in hparams(config, metrics):  # type: ignore[no-untyped-call]
+            for summary in hparams(config, {_tag("validation"): 0.0}):  # type: ignore[no-untyped-call]
                 self.writer.file_writer.add_summary(summary, result.steps)
             for name, error in metrics.items():
                 self.writer.add_scalar(name, error, result.steps)
             self.writer.flush()
+
+
+def _tag(error: str) -> str:
+    """Of an error: the page opens on that of the validation lists, before those of each distribution."""
+    return "error/validation" if error == "validation" else f"error by distribution/{error}"
 
 
 def _await_next_second(log_dir: Path) -> None:

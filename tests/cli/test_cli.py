@@ -246,6 +246,12 @@ def test_a_device_that_is_not_there_is_one_line(run, command):
     assert re.fullmatch(f"Error: {text}\n", result.stderr)
 
 
+@pytest.mark.parametrize("given", ["width", "width=1", "width=a:b", "width=1:2:3"])
+def test_a_range_that_is_none_is_one_line(run, given):
+    fails(run("compare", "toy", "--range", given), f"must be SETTING=LOW:HIGH, such as width=0.01:4, got '{given}'.")
+    fails(run("compare", "toy", "--range", "tau=1:2", "--loss", "bce"), "They have lr, weight_decay.")
+
+
 def test_home_folder_in_every_path(run, tmp_path, monkeypatch):
     home = tmp_path / "home"
     home.mkdir()

@@ -1114,7 +1114,9 @@ def test_a_further_task_is_a_class_and_a_line_in_the_table(tmp_path, monkeypatch
         ("line", "points on a line", stage, "ok") for stage in ["tuning"] * 4 + ["test"]
     ]
     assert "line on points on a line: mean ± sd of 1 seed" in text_table(comparison.read_comparison(tmp_path).summary)
-    with pytest.raises(ValueError, match=r"^`data` must not be given for the line task, which draws its own, got 'x'"):
+    with pytest.raises(
+        FileNotFoundError, match=r"^`data` x does not exist. The line task reads:\n  arrays: an .npz of "
+    ):
         Line.load("x")
     with pytest.raises(TypeError, match="semantic"):
         Line.load(semantic="cider")

@@ -60,6 +60,34 @@ def test_more_search_seeds_than_seeds(tmp_path):
         compare("memorability", ["mse"], out=tmp_path, search_seeds=4, **TINY)
 
 
+def test_a_range_of_ones_own_is_searched(tmp_path):
+    options = {**TINY, "seeds": 1, "ranges": {"lr": (0.1, 0.2)}}
+    runs = compare("memorability", ["mse", "spearman:laplace"], out=tmp_path, **options)
+    rates = [run.settings["lr"] for run in of(runs, "mse")]
+    assert rates == [run.settings["lr"] for run in of(runs, "spearman:laplace")]
+    assert all(0.1 <= rate <= 0.2 for rate in rates)
+    assert of(runs, "mse")[0].edges["lr"] == "low"  # the declared default, moved to the nearer end
+    with pytest.raises(ValueError, match=r"holds a comparison with ranges \{'lr': \[0\.1, 0\.2\]\}, not None\."):
+        compare("memorability", ["mse"], out=tmp_path, **TINY)
+
+
+@pytest.mark.parametrize(
+    ("ranges", "expected"),
+    [
+        ({"width": (0.1, 1)}, r"must name settings of these losses, got 'width'\. They have lr, weight_decay\."),
+        (
+            {"lr": (0.1, 0.01)},
+            r"must be name: \(low, high\), got \(0\.1, 0\.01\) for lr\. A range must go from a lower",
+        ),
+        ({"lr": 0.1}, r"must be name: \(low, high\), got 0\.1 for lr\."),
+    ],
+)
+def test_ranges_that_cannot_be_searched(tmp_path, ranges, expected):
+    with pytest.raises(ValueError, match="^`ranges` " + expected):
+        compare("memorability", ["mse"], out=tmp_path, ranges=ranges, **TINY)
+    assert not (tmp_path / "runs.jsonl").exists()
+
+
 # ---- schedules -------------------------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from sodeep._core.search import ZEROS, Choice, Range, default_settings, edge_of, trial_settings
+from sodeep._core.search import ZEROS, Choice, Range, default_settings, edge_of, trial_settings, with_limits
 
 RANGES = {
     "lr": Range(1e-4, 1e-1, 1e-3),
@@ -116,3 +116,15 @@ def test_zero_may_be_the_default_of_a_range_that_includes_it():
 def test_a_choice_of_nothing():
     with pytest.raises(ValueError, match=r"^A choice must have a value, got none\.$"):
         Choice(())
+
+
+def test_limits_take_the_place_of_those_declared():
+    changed = with_limits(
+        RANGES, {"lr": (1e-2, 1e-1), "bins": (5, 100), "weight": (0.1, 2.0), "form": (0, 1), "other": (0, 1)}
+    )
+    assert changed["lr"] == Range(1e-2, 1e-1, max(RANGES["lr"].default, 1e-2))
+    assert (changed["bins"].high, changed["bins"].whole) == (100, True)
+    assert (changed["weight"].low, changed["weight"].zero) == (0.1, True)
+    assert (changed["form"], changed["base"], list(changed)) == (RANGES["form"], RANGES["base"], list(RANGES))
+    with pytest.raises(ValueError, match=r"lower to a higher number, above 0, got 0 to 1\.$"):
+        with_limits(RANGES, {"lr": (0, 1)})

@@ -1,7 +1,6 @@
 """Reports of comparisons whose numbers are made up, so that every figure of a table is known."""
 
 import base64
-import io
 import json
 import math
 import re
@@ -9,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -23,7 +23,9 @@ from sodeep.comparison.statistics import Cell
 from sodeep.metrics import average_precision
 from sodeep.ranks import with_width
 from sodeep.report import html, tables
+from sodeep.report.definitions import definitions
 from sodeep.report.write import NO_MATPLOTLIB, draw_figures
+from sodeep.tasks import TASKS
 
 LOSSES = {"multi-similarity": 0.5, "map:laplace": 0.6, "mine:Loss": 0.45}
 """Name -> mAP of seed 0; a hundredth more with every seed, and a thousandth of jitter."""
@@ -193,7 +195,7 @@ def test_markdown(tmp_path):
         "| multi-similarity | 3 | 0.510 ± 0.010 | 0.510 ± 0.010 |\n"
         "\n"
         "Mean ± standard deviation over the seeds, on the test split. ↑ higher is better, ↓ lower; the best mean of a "
-        "column is bold. R@k is the hit rate: the fraction of queries with a relevant item among the first k.\n"
+        "column is bold.\n"
         "\n"
         "## Differences to multi-similarity\n"
         "\n"
@@ -220,6 +222,13 @@ def test_markdown(tmp_path):
         "| loss | seed | settings | step | reason | values |\n"
         "|---|---|---|---|---|---|\n"
         "| map:laplace | 2 | lr 0.1 | 7 | loss not finite | loss nan, gradient norm 12.5 |\n"
+        "\n"
+        "## Metrics\n"
+        "\n"
+        "| metric | what it is |\n"
+        "|---|---|\n"
+        "| mAP | mean average precision: over the queries or labels, the precision at each relevant item, averaged |\n"
+        "| R@1 | hit rate: the fraction of queries with a relevant item among the first 1 (recall at k is another) |\n"
         "\n"
         "Figures: report.html.\n"
     )
@@ -280,7 +289,9 @@ def test_one_seed_tells_no_difference(tmp_path):
         "With one seed in common there are no confidence intervals: any difference may be chance.",
     ]
     comparison = read_comparison(tmp_path)
-    assert [table.title for table in tables.make_tables(comparison)] == ["Results", "Settings and cost"]
+    assert [table.title for table in tables.make_tables(comparison)] == [
+        "Results", "Settings and cost", "Metrics",
+    ]  # fmt: skip
 
 
 def test_nothing_finished(tmp_path):
@@ -428,11 +439,9 @@ def titles(folder, losses=None):
 
 
 def decoded(source):
-    image = pytest.importorskip("PIL.Image")
     head, data = source.split(",")
-    assert head == "data:image/png;base64"
-    with image.open(io.BytesIO(base64.b64decode(data))) as opened:
-        return np.asarray(opened.convert("RGB"))
+    assert head == "data:image/svg+xml;base64"
+    return ElementTree.fromstring(base64.b64decode(data))
 
 
 def test_the_page_holds_its_figures(tmp_path):
@@ -443,9 +452,9 @@ def test_the_page_holds_its_figures(tmp_path):
     found = page(tmp_path)
     assert len(found.images) == len(RETRIEVAL_FIGURES)
     for source in found.images:
-        pixels = decoded(source)
-        assert min(pixels.shape[:2]) > 100
-        assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 10  # something is drawn
+        image = decoded(source)
+        assert min(map(float, image.get("viewBox").split()[2:])) > 100
+        assert len(list(image.iter("{http://www.w3.org/2000/svg}path"))) > 10  # something is drawn
     assert [value for tag, name, value in found.attributes if name == "alt"] == RETRIEVAL_FIGURES
     for title in [*RETRIEVAL_FIGURES, "Results", "Differences to multi-similarity", "Settings and cost"]:
         assert title in found.text
@@ -678,13 +687,15 @@ def test_tensorboard(tmp_path):
 
     write_runs(tmp_path / "runs")
     assert write_tensorboard(tmp_path / "runs", tmp_path / "board") == []
-    folder = tmp_path / "board/retrieval/map_laplace/seed 1"
+    folder = tmp_path / "board/retrieval/map_laplace"
     events = EventAccumulator(str(folder))
     events.Reload()
     tags = events.Tags()
-    assert sorted(tags["scalars"]) == ["loss/train", "test/R@1", "test/mAP", "val/mAP"]
-    assert [(event.step, round(event.value, 6)) for event in events.Scalars("val/mAP")] == [(10, 0.3), (21, 0.611)]
-    assert round(events.Scalars("test/mAP")[0].value, 6) == 0.611
+    curves = [f"{group}/seed {seed}" for group in ("1 mAP, validation", "2 training loss") for seed in range(3)]
+    test = [f"3 test, mean over the seeds/{metric}" for metric in ("R@1", "mAP")]
+    assert sorted(tags["scalars"]) == [*curves, *test]
+    assert [(event.step, round(event.value, 6)) for event in events.Scalars(curves[1])] == [(10, 0.3), (21, 0.611)]
+    assert round(events.Scalars(test[1])[0].value, 6) == 0.61
     plugins = {events.SummaryMetadata(tag).plugin_data.plugin_name for tag in tags["tensors"]}
     hparams = [tag for tag in events.summary_metadata if "hparams" in tag]
     assert sorted(hparams) == [
@@ -716,7 +727,7 @@ def test_arrays_of_a_run_are_read_once(tmp_path, monkeypatch):
         comparison_read, "read_npz", lambda path, names: read.append(path.name) or read_npz(path, names)
     )
     report.write_tensorboard(comparison, [], tmp_path / "board")
-    assert sorted(read) == [f"{loss}-{seed}.npz" for loss in range(3) for seed in range(3)]
+    assert sorted(read) == [f"{loss}-0.npz" for loss in range(3)]  # of the first seed
 
 
 def test_tensorboard_precision_and_recall(tmp_path):
@@ -735,7 +746,7 @@ def test_tensorboard_precision_and_recall(tmp_path):
 
     write_runs(tmp_path / "runs", task="multi-label", losses={"bce": 0.4}, seeds=1, metrics=("mAP",), details=details)
     write_tensorboard(tmp_path / "runs", tmp_path / "board")
-    events = EventAccumulator(str(tmp_path / "board/multi-label/bce/seed 0"))
+    events = EventAccumulator(str(tmp_path / "board/multi-label/bce"))
     events.Reload()
     tags = [tag for tag in events.Tags()["tensors"] if "precision" in tag]
     assert tags == ["precision and recall/joy"]
@@ -767,3 +778,49 @@ def test_damaged_details_name_their_file(tmp_path):
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         write_report(tmp_path)
+
+
+# ---- definitions and limits of axes ----------------------------------------------------------------------------------
+
+
+def test_every_metric_of_every_task_is_defined():
+    for task in TASKS.values():
+        for metric in task.metrics:
+            assert definitions([metric]), (task.name, metric)
+
+
+def test_wide_tables_are_shown_in_parts(tmp_path):
+    metrics = list(TASKS["retrieval"].metrics)
+    write_runs(tmp_path, details=None, metrics=metrics)
+    write_text(tmp_path)
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    tables_ = re.findall(r"<table>.*?</table>", text, re.DOTALL)
+    assert len(tables_) > 5  # more than there are titles
+    for metric in metrics:
+        assert sum(f">{metric} ↑<" in table for table in tables_) == 2  # results and differences
+    for table in tables_:
+        rows = [re.sub(r"<[^>]*>", "", row) for row in table.split("<tr>")]
+        assert max(map(len, rows)) < html.WIDTH
+
+
+def test_a_loss_far_from_the_others_is_written_at_the_edge():
+    pytest.importorskip("matplotlib")
+    from sodeep.report.plots import plot_seeds
+
+    values = {"a": [0.70, 0.72], "b": [0.71, 0.73], "c": [0.69, 0.74], "untrained": [0.0, 0.02]}
+    intervals = {"b": (0.01, -0.02, 0.03), "c": (0.0, -0.03, 0.03), "untrained": (-0.7, -0.75, -0.65)}
+    left, right = plot_seeds(values, intervals, "mAP", "a").axes
+    assert 0.6 < left.get_xlim()[0] < 0.69
+    assert [text.get_text() for text in left.texts] == ["← 0.01"]
+    assert -0.1 < right.get_xlim()[0] < -0.03
+    assert [text.get_text() for text in right.texts] == ["← \N{MINUS SIGN}0.7"]
+    assert not list(plot_seeds({"a": [0.1], "b": [0.2], "c": [0.35]}, {}, "mAP", "a").axes[0].texts)
+
+
+def test_a_spike_leaves_the_panel():
+    pytest.importorskip("matplotlib")
+    from sodeep.report.plots import plot_training_losses
+
+    curve = [(step, 1e6 if step == 3 else 1.0 / (1 + step)) for step in range(200)]
+    (axis,) = plot_training_losses({"a": [curve]}).axes
+    assert axis.get_ylim()[1] < 2

@@ -156,6 +156,24 @@ def test_a_loss_of_two_processes_is_that_of_one():
     assert float(shared[-1]) < 1e-12
 
 
+# ---- bench_growth ----------------------------------------------------------------------------------------------------
+
+
+def test_growth_is_the_slope_of_the_last_three_points():
+    import bench_growth as script
+
+    assert script.exponent([1, 10, 100, 1000], [5, 1, 100, 10000]) == pytest.approx(2)
+    assert script.exponent([2, 8], [3, 6]) == pytest.approx(0.5)
+    assert script.row("a", "ms", [10, 20], [1.0, 2.0], [10, 20, 30]) == "| a | ms | 1 | 2 |  | 1.00 |"
+
+
+def test_memory_of_ranks_grows_with_the_list():
+    import bench_growth as script
+
+    _, memory = script.of_rank("laplace_rank", [100, 1000], rounds=1)
+    assert memory[1] == pytest.approx(10 * memory[0], rel=0.1)
+
+
 # ---- compare_svm_ap --------------------------------------------------------------------------------------------------
 
 

@@ -13,10 +13,10 @@ from torch import nn
 
 from sodeep.comparison import compare
 from sodeep.datasets.image_files import ImageFiles
-from sodeep.datasets.types import RetrievalData
+from sodeep.datasets.types import CrossModalData, MultiLabelData, RetrievalData
 from sodeep.losses import NTXentLoss
-from sodeep.tasks import Retrieval
-from sodeep.tasks.encoders import encode, parameter_groups
+from sodeep.tasks import CrossModal, MultiLabel, Retrieval
+from sodeep.tasks.encoders import FeatureNet, TextNet, encode, parameter_groups
 from sodeep.tasks.own_encoder import OwnEncoder
 
 
@@ -196,6 +196,180 @@ def test_an_encoder_of_features():
     data = RetrievalData("made up", rng.normal(size=(72, 6)), labels, np.where(labels < 8, "train", "test"))
     loaded = Retrieval(data, encoder=on_features, batch_size=16)
     assert loaded.evaluate(loaded.model(), "test").metrics["mAP"] > 0
+
+
+# ---- captions and labels ---------------------------------------------------------------------------------------------
+
+
+def letters(text):
+    return torch.tensor([ord(letter) % 32 for letter in text[:12].ljust(12)])
+
+
+class Letters(nn.Module):
+    """A text by its letters."""
+
+    transform = staticmethod(letters)
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.backbone = nn.EmbeddingBag(32, 8)
+        self.head = nn.Linear(8, width)
+
+    def forward(self, texts):
+        return self.head(self.backbone(texts))
+
+
+class WideLetters(Letters):
+    def __init__(self):
+        super().__init__(5)
+
+
+class FrozenLetters(Letters):
+    def __init__(self):
+        super().__init__()
+        nn.init.eye_(self.backbone.weight).requires_grad_(False)
+
+
+COLOURS = ["red", "green", "blue", "white", "grey", "black"]
+
+
+def captioned(n=60, **more):
+    """Images of a colour each, with two captions."""
+    rng = np.random.default_rng(0)
+    kinds = rng.integers(0, 6, n)
+    items = (rng.integers(0, 40, (n, 8, 8, 3)) + 30 * kinds[:, None, None, None]).astype(np.uint8)
+    captions = [f"{word} {COLOURS[kind]} {i}" for i, kind in enumerate(kinds) for word in ("a", "so")]
+    split = np.repeat(["train", "val", "test"], [n - 20, 10, 10])
+    return CrossModalData("colours", items, captions, np.repeat(np.arange(n), 2), split, **more)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_images_of_captions_are_read_once_a_batch(count):
+    loaded = CrossModal(captioned(), encoder=jittering, batch_size=16, captions_per_item=count)
+    plain = CrossModal(captioned(), batch_size=16, captions_per_item=count)
+    seen = []
+    for batch, expected in zip(loaded.batches(0), plain.batches(0), strict=True):
+        np.testing.assert_array_equal(batch, expected)
+        images = loaded.items.batch(batch)
+        assert images.shape == (16, 3, 8, 8)
+        near = next(loaded.items.chunks([torch.from_numpy(np.unique(batch[:, 0]))]))
+        torch.testing.assert_close(images[np.argsort(batch[::count, 0])], near, atol=0.6, rtol=0)
+        value = loaded.forward(loaded.model(), batch)["relevant"](NTXentLoss())
+        seen.append(value.item())
+    assert len(seen) == 2
+    assert np.isfinite(seen).all()
+
+
+def test_the_small_encoder_gets_the_width_of_the_other_side():
+    images, texts, both = (
+        CrossModal(captioned(), batch_size=16, **given)
+        for given in ({"encoder": Net}, {"text_encoder": Letters}, {"encoder": Net, "text_encoder": Letters})
+    )
+    assert isinstance(images.model().captions, TextNet)
+    assert images.data_name == f"colours, {__name__}:Net"
+    assert texts.data_name == f"colours, captions by {__name__}:Letters"
+    torch.testing.assert_close(texts.captions[3], letters(texts.texts[3]))
+    for loaded in (images, texts, both):
+        towers = loaded.model()
+        x = encode(towers.images, loaded.items, loaded.index["val"])
+        assert x.shape == (10, 4)
+        assert encode(towers.captions, loaded.captions, torch.arange(6)).shape == (6, 4)
+        assert loaded.evaluate(towers, "test").metrics["R@1 mean"] >= 0
+    towers = CrossModal(captioned(), encoder=grouped, text_encoder=Letters, batch_size=16).model()
+    assert [(g["lr"], len(g["params"])) for g in parameter_groups(towers, 0.01)] == [(0.01, 2), (0.001, 2), (0.01, 3)]
+    message = "`text_encoder` must give vectors as wide as those of `encoder`, got 5 and 4."
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        CrossModal(captioned(), encoder=Net, text_encoder=WideLetters)
+
+
+def test_a_frozen_backbone_of_texts(tmp_path, monkeypatch):
+    monkeypatch.setenv("SODEEP_CACHE", str(tmp_path))
+    loaded = CrossModal(captioned(), text_encoder=FrozenLetters, batch_size=16)
+    assert loaded.captions.shape == (120, 8)
+    assert len([*tmp_path.iterdir()]) == 1
+    torch.testing.assert_close(
+        loaded.captions[:2], FrozenLetters().backbone(torch.stack([*map(letters, loaded.texts[:2])]))
+    )
+
+
+def labelled(**of):
+    labels = np.random.default_rng(1).random((60, 3)) < 0.4
+    return MultiLabelData("labels", labels, ["a", "b", "c"], split=captioned().split, **of)
+
+
+@pytest.mark.parametrize(
+    ("data", "encoder"),
+    [
+        (labelled(items=captioned().items), jittering),
+        (labelled(texts=captioned().captions[::2]), Letters),
+        (labelled(features=np.random.default_rng(0).normal(size=(60, 6))), on_features),
+    ],
+    ids=["images", "texts", "features"],
+)
+def test_labels_of_images_texts_and_features(data, encoder):
+    loaded = MultiLabel(data, encoder=encoder, chunk_size=5, batch_size=16)
+    assert loaded.data_name == f"labels, {__name__}:{encoder.__name__} in chunks of 5"
+    model = loaded.model()
+    for batch in loaded.batches(0):
+        value = loaded.forward(model, batch)["relevant"](lambda scores, relevant: scores.square().mean())
+        value.backward()
+    assert all(p.grad is not None for p in model.parameters())
+    assert encode(model, loaded.inputs, loaded.index["val"]).shape == (10, 3)
+    assert 0 < loaded.evaluate(model, "test").metrics["mAP"] <= 1
+    assert (loaded.lacks("ridge") is None) == (encoder is on_features)
+    assert sum(len(g["params"]) for g in parameter_groups(model, 0.1)) == len([*model.parameters()])
+
+
+def test_what_has_no_texts_takes_no_transform_of_texts():
+    data = dataclasses.replace(captioned(), captions=np.random.default_rng(0).normal(size=(120, 6)))
+    message = f"`text_encoder` must not have a transform for data without texts, got {__name__}:Letters with one for"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        CrossModal(data, text_encoder=Letters)
+    loaded = CrossModal(data, text_encoder=on_features, batch_size=16)
+    assert isinstance(loaded.model().images, nn.Module)
+    assert not isinstance(loaded.model().captions, FeatureNet)
+
+
+def uneven(text):
+    return letters(text)[: len(text)]
+
+
+class Uneven(Letters):
+    transform = staticmethod(uneven)
+
+
+class NoTensor(Letters):
+    transform = staticmethod(str.upper)
+
+
+@pytest.mark.parametrize(
+    ("error", "options", "message"),
+    [
+        (ValueError, {"text_encoder": Uneven}, "`transform` of the encoder must give all texts one shape, got ("),
+        (TypeError, {"text_encoder": NoTensor}, "`transform` of the encoder must turn a text into a tensor, got 'A "),
+        (ValueError, {"text_encoder": "nowhere"}, "`text_encoder` must be module:callable, got 'nowhere'."),
+        (ValueError, {"text_encoder": Letters, "workers": 2}, "`encoder` must be given with `workers`, got None."),
+        (ValueError, {"chunk_size": 2}, "`encoder` must be given with `chunk_size`, got None."),
+    ],
+)
+def test_errors_of_texts(error, options, message):
+    with pytest.raises(error, match=f"^{re.escape(message)}"):
+        CrossModal(captioned(), **options)
+
+
+def test_comparisons_with_it(tmp_path):
+    """From Python; the options are those of the command."""
+    given = {"seeds": 1, "trials": 1, "max_steps": 4, "validate_every": 2}
+    path = tmp_path / "labels.npz"
+    rng = np.random.default_rng(0)
+    arrays = {f"{s}_{x}": rng.random((40, n)) for s in ("train", "test") for x, n in (("features", 6), ("labels", 3))}
+    np.savez(path, **{name: x > 0.5 if "labels" in name else x for name, x in arrays.items()})
+    runs = compare("multi-label", ["bce"], data=path, out=tmp_path / "a", encoder=on_features, chunk_size=7, **given)
+    assert [(run.stage, run.status) for run in runs] == [("tuning", "ok"), ("test", "ok")]
+    runs = compare("cross-modal", ["nt-xent"], out=tmp_path / "b", text_encoder=Letters, precision="bfloat16", **given)
+    assert [(run.stage, run.status) for run in runs] == [("tuning", "ok"), ("test", "ok")]
+    with pytest.raises(ValueError, match=r"^`text_encoder` must not be given for the retrieval task, which has no enc"):
+        compare("retrieval", ["nt-xent"], out=tmp_path / "c", text_encoder=Letters, **given)
 
 
 def test_a_comparison_with_it(photos, tmp_path, monkeypatch):
