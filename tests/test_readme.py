@@ -88,6 +88,20 @@ def test_every_public_name_is_on_one_api_page():
     assert sorted(name for name in described if "." not in name) == sorted({*sodeep.__all__, *modules})
 
 
+def test_tags_of_a_training_are_those_of_the_page(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = sodeep.TrainConfig(sorter="set", lengths=(5, 10), steps=2, batch_size=4, device="cpu")
+    sodeep.train_sorter(config, out=tmp_path / "set.safetensors", log_dir=tmp_path / "log")
+    page = (ROOT / "docs/tensorboard.md").read_text().split("## A comparison")[0]
+    rows = re.findall(r"^\| (`.*?`) \|", page, re.MULTILINE)
+    shown = {tag.replace("NAME", "normal") for row in rows for tag in re.findall(r"`(.*?)`", row)}
+    log = EventAccumulator(str(tmp_path / "log")).Reload()
+    written = {*log.Tags()["scalars"], *log.Tags()["images"], "sorter"}  # the figure needs matplotlib
+    assert shown <= written
+    assert {tag for tag in written if not tag.startswith("error by distribution/")} <= shown
+
+
 def test_rank_functions_of_the_readme_are_as_measured():
     measured = {
         (row["function"], row["setting"]): (float(row["error"]), float(row["score_30"]))
