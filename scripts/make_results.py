@@ -103,10 +103,11 @@ RESULTS = {
     "ranking": {
         "": f"ranking --data $SODEEP_DATA/ltr_small --folds 5 --seeds 25 --search-seeds 2 --trials 8 {RANKING}"
     },
-    # whether a search twice as long changes what the first one says
+    # whether a search twice as long, or wider, changes what the first one says
     "toy": {
-        trials: f"toy --seeds 8 --trials {trials} --range lr=0.001:1 --range weight_decay=1e-5:3 --range width=0.01:4"
-        for trials in ("8", "16")
+        "8": "toy --seeds 8 --trials 8",
+        "16": "toy --seeds 8 --trials 16",
+        "16-wide": "toy --seeds 8 --trials 16 --range lr=0.001:1 --range weight_decay=1e-5:3 --range width=0.01:4",
     },
     # Wang et al. 2019, supplement, tables 1 and 2: at equal steps, and trained until flat
     "batch-size": {
@@ -404,8 +405,8 @@ def main(
         for key, command in RESULTS[name].items():
             command = (only(command, losses) if losses else command) + shortened
             label = f"{name}-{key}" if key else name
-            if name == "toy" and measured:  # the longer search goes on from the shorter one
-                restore_runs(out / f"runs/{name}-{next(iter(measured))}", runs / label)
+            if label == "toy-16":  # the longer search goes on from the shorter one
+                restore_runs(out / "runs/toy-8", runs / label)
             measured[key] = compared(label, command, root, jobs, out, runs, end)
         if len(measured) > 1:
             (out / f"{name}.md").write_text(side_by_side(name, measured))
