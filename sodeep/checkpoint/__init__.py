@@ -1,4 +1,4 @@
-"""Sorters in files: saving, loading, importing checkpoints of the 2019 code, exporting with ``torch.export``."""
+"""Sorters in files: saving, loading, importing checkpoints of the 2019 code, exporting to ``torch.export`` and ONNX."""
 
 from sodeep.checkpoint.export import export_sorter as export_sorter
 from sodeep.checkpoint.format import (
