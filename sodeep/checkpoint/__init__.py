@@ -9,4 +9,5 @@ from sodeep.checkpoint.format import (
     read_header as read_header,
     save_sorter as save_sorter,
 )
+from sodeep.checkpoint.pretrained import save_pretrained as save_pretrained
 from sodeep.checkpoint.sodeep2019 import import_sodeep2019 as import_sodeep2019
