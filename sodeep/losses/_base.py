@@ -234,6 +234,11 @@ class Loss(LossModule[Stats]):
                 _freeze(value)
             setattr(self, name, value)
 
+    @property
+    def mean_over_lists(self) -> bool:
+        """Whether it is the mean of what it gives with ``reduction="none"``."""
+        return bool(type(self).function.mean_over_lists)  # type: ignore[attr-defined]
+
     def forward(
         self, scores: Tensor, *target: Tensor, where: Tensor | None = None, **extra: Any
     ) -> Tensor | tuple[Tensor, Stats]:
