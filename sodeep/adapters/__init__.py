@@ -2,6 +2,7 @@
 
 * `sodeep.adapters.pytorch_metric_learning`: losses with the reducers, distances and memory of pytorch-metric-learning.
 * `sodeep.adapters.torchmetrics`: metrics as a ``torchmetrics.Metric``.
+* `sodeep.adapters.sentence_transformers`: losses for its trainer, on scored pairs and on negatives in the batch.
 
-Each needs the library that it is named after, and says how to install it where it is missing.
+Each is for the library that it is named after, and says how to install it where it needs it and it is missing.
 """
