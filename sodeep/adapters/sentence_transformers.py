@@ -1,4 +1,4 @@
-"""Losses of sodeep for the trainer of sentence-transformers: on pairs with gold scores, and on negatives in the batch."""
+"""Losses for the trainer of sentence-transformers, on pairs with gold scores and on negatives in the batch."""
 
 from __future__ import annotations
 
