@@ -12,7 +12,7 @@ Where both libraries have a metric, on scores without ties, above 0:
 ==================================================  ======================================================
 
 They differ in three things. torchmetrics counts a query without a relevant item as 0 if not told otherwise; here it is
-left out. Its `RetrievalMAP` takes an item with a score of 0 or less for irrelevant, so it does not fit cosines or
+left out. Its `RetrievalMAP` (of 1.9) takes items with a score of 0 or less for irrelevant: it does not fit cosines or
 logits. And its retrieval metrics, but for nDCG, take tied items in any order; here ties do not depend on it.
 """
 
