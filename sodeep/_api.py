@@ -17,6 +17,7 @@ from sodeep.checkpoint.format import (
     load_sorter as load_sorter,
     save_sorter as save_sorter,
 )
+from sodeep.checkpoint.pretrained import save_pretrained as save_pretrained
 from sodeep.checkpoint.sodeep2019 import import_sodeep2019 as import_sodeep2019
 from sodeep.dataset_metric import DatasetMetric as DatasetMetric
 from sodeep.distributed import drop_repeats as drop_repeats, gather as gather

@@ -50,8 +50,19 @@ from sodeep._core.checks import (
     readable,
     traces_no_gradient,
 )
+from sodeep._core.lists import masked_mean
 from sodeep._core.precision import full_precision, working_dtype
-from sodeep._core.soft_ranks import SPREAD_PER_TAU, Laplace, NarrowLaplace, Sigmoid, clear, measure, sink, soft_rank
+from sodeep._core.soft_ranks import (
+    SPREAD_PER_TAU,
+    Laplace,
+    NarrowLaplace,
+    Sigmoid,
+    check_tau,
+    clear,
+    measure,
+    sink,
+    soft_rank,
+)
 from sodeep._core.sort import ascending
 
 BLACKBOX_STEP = 0.25
@@ -109,7 +120,7 @@ def sigmoid_rank(scores: Tensor, tau: float | Tensor | None = None, where: Tenso
         scores: (..., n) floating point.
         tau: width of the comparison, in units of the scores: a number, or a tensor that broadcasts to (..., 1), one a
             list. None: the standard deviation of the list's real items over 6.8, so that scores of any scale and offset
-            get the same ranks. No gradient flows through tau.
+            get the same ranks. A tensor that requires a gradient, such as a parameter, gets one.
         where: (..., n) bool, True = a real item.
 
     Returns:
@@ -149,7 +160,7 @@ def laplace_rank(scores: Tensor, tau: float | Tensor | None = None, where: Tenso
         scores: (..., n) floating point.
         tau: width of the comparison, in units of the scores: a number, or a tensor that broadcasts to (..., 1), one a
             list. None: the standard deviation of the list's real items over 6.8, so that scores of any scale and offset
-            get the same ranks. No gradient flows through tau.
+            get the same ranks. A tensor that requires a gradient, such as a parameter, gets one.
         where: (..., n) bool, True = a real item.
 
     Returns:
@@ -436,7 +447,7 @@ def _sigmoid_rank(
     """`sigmoid_rank`; without tau, at a `width` in standard deviations. The next two likewise."""
     check_scores(scores)
     where = check_where(where, scores)
-    x = scores.to(working_dtype(scores))
+    x, tau = _in_units(scores.to(working_dtype(scores)), tau, where)
     return soft_rank(Sigmoid, x, measure(x, tau, where, width), where)
 
 
@@ -445,9 +456,18 @@ def _laplace_rank(
 ) -> Tensor:
     check_scores(scores)
     where = check_where(where, scores)
-    x = scores.to(working_dtype(scores))
+    x, tau = _in_units(scores.to(working_dtype(scores)), tau, where)
     measured = measure(x, tau, where, width)
     return soft_rank(NarrowLaplace if measured.narrow else Laplace, x, measured, where)
+
+
+def _in_units(x: Tensor, tau: float | Tensor | None, where: Tensor | None) -> tuple[Tensor, float | Tensor | None]:
+    """Scores in units of a tau that learns, and 1 in its place: its gradient is that of the scale of the scores."""
+    if not (isinstance(tau, Tensor) and tau.requires_grad):
+        return x, tau
+    check_tau(tau, x)
+    middle = masked_mean(x.detach(), where, keepdim=True)  # which no rank depends on: far from 0 it would cancel
+    return clear(x - middle, where) / tau.to(x.dtype), 1.0
 
 
 def _blackbox_rank(

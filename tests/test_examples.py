@@ -18,7 +18,7 @@ from sodeep.cli import main
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 RUN_HERE = {"retrieval", "memorability", "multi_label", "lightning_retrieval", "custom_rank_fn", "spearman_regression",
-            "pair_weights", "ranking", "own_task"}  # fmt: skip
+            "pair_weights", "ranking", "own_task", "hf_trainer"}  # fmt: skip
 
 
 def run(name, *options, **arguments):
@@ -97,6 +97,14 @@ def test_lightning_retrieval_on_two_devices():
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     before, after = numbers("mAP@R", done.stdout)  # of one process
     assert after > before + 0.05
+
+
+@pytest.mark.filterwarnings("ignore")  # those of transformers are not ours to mend
+def test_hf_trainer(tmp_path):
+    pytest.importorskip("transformers", minversion="5")
+    pytest.importorskip("accelerate")
+    before, after = numbers("Spearman", run("hf_trainer", steps=30, folder=tmp_path))
+    assert after > before + 0.3
 
 
 def test_custom_rank_fn():

@@ -37,6 +37,7 @@ ORDER = [
     "gallery",
     "samplers",
     "_api",
+    "adapters",
     "datasets",
     "tasks",
     "comparison",

@@ -184,9 +184,28 @@ def test_tau_one_per_list(rank_fn):
     tau = torch.tensor([0.1, 0.2, 0.5]).double().unsqueeze(-1)
     want = torch.stack([rank_fn(scores[:, i], float(t)) for i, t in enumerate(tau)], 1)
     assert_close(rank_fn(scores, tau), want)
+
+
+@each(SOFT)
+def test_a_tau_that_learns(rank_fn):
+    scores, where = draw(2, 3, 8), draw_mask(2, 3, 8)
+    tau = torch.tensor([0.4, 0.7, 1.5]).double().unsqueeze(-1)
+    values, slope = rank_fn(scores, tau, where), gradient(rank_fn, scores, draw(2, 3, 8), tau=tau, where=where)
     tau.requires_grad_()
-    assert_close(rank_fn(scores, tau), want)  # no gradient flows through tau
-    assert gradient(rank_fn, scores, draw(2, 3, 20), tau=tau).isfinite().all()
+    assert_close(rank_fn(scores, tau, where), values)
+    assert_close(gradient(rank_fn, scores, draw(2, 3, 8), tau=tau, where=where), slope)
+    assert gradcheck(lambda s, t: rank_fn(s, t, where), (scores.requires_grad_(), tau))
+    single = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    hard = straight_through(functools.partial(rank_fn, tau=single))(scores.detach())
+    soft = rank_fn(scores.detach(), single)
+    assert_close(*(torch.autograd.grad(r[..., 0].sum(), single, retain_graph=True) for r in (hard, soft)))
+    assert gradgradcheck(lambda t: rank_fn(scores.detach(), t), single)
+    # neither what is masked nor where the scores lie reaches it
+    far = (scores.detach() + 2**20).masked_fill(~where, torch.nan).float()
+    slopes = [torch.autograd.grad(rank_fn(s, single, where)[..., 0].sum(), single)[0] for s in (scores.detach(), far)]
+    assert_close(slopes[0], slopes[1], rtol=0.1, atol=0)
+    with pytest.raises(ValueError, match=r"^`tau` must be positive and finite, got a smallest value of -0\.5\.$"):
+        rank_fn(scores, -single)
 
 
 # invariances

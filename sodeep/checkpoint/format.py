@@ -24,6 +24,7 @@ from sodeep._core.checks import describe, plain, user_path
 from sodeep._core.files import write_atomic
 from sodeep._core.sealed import MOST_HEADER, DamagedError, check_header, check_tensors, header_end, parse_header, seal
 from sodeep._version import __version__
+from sodeep.checkpoint.hub import FILE, HUB, download
 from sodeep.sorters import SORTERS, build_sorter
 from sodeep.sorters.base import Sorter
 
@@ -205,10 +206,13 @@ def load_sorter(name_or_path: str | os.PathLike[str]) -> Sorter:
     returns a sorter of its own. PyTorch's random numbers are not touched.
 
     Args:
-        name_or_path: the name of a shipped sorter (see `list_sorters`), such as "set", or the path of a file.
+        name_or_path: the name of a shipped sorter (see `list_sorters`), such as "set"; the path of a file, or of a
+            folder that `save_pretrained` wrote; or a repository of the Hugging Face Hub, "hf://user/name", with
+            "@revision" or "/file.safetensors" after it if need be, which huggingface_hub (extra `hub`) fetches.
 
     Raises:
-        FileNotFoundError: no such file or shipped sorter.
+        FileNotFoundError: no such file, shipped sorter or repository; no connection to the Hub.
+        MissingPackageError: a repository, without huggingface_hub.
         ValueError: a file that is not a sorter's, or is damaged, or was written by a newer version; the message says
             what was found and what to do.
 
@@ -278,7 +282,11 @@ def _find(name_or_path: str | os.PathLike[str]) -> Path:
     name = os.fspath(name_or_path)
     if name in shipped and isinstance(name_or_path, str):
         return shipped[name]
+    if name.startswith(HUB):
+        return download(name)
     path = user_path(name)
+    if (path / FILE).is_file():
+        return path / FILE
     if path.is_dir():
         raise ValueError(f"{path} is not a sorter file: it is a folder. Give the .safetensors file in it.")
     if not path.exists():

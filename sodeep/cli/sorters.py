@@ -300,12 +300,20 @@ def import_sorter(checkpoint: Path, out: Path, overwrite: bool) -> None:
 @click.option("--n", type=int, help="Fix the length of the lists; recurrent sorters need it.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT.")
 def export_sorter(sorter: str, out: Path, n: int | None, overwrite: bool) -> None:
-    """Write SORTER, a shipped name or a file, as a torch.export program OUT (.pt2) that runs without sodeep."""
+    """Write SORTER, a shipped name or a file, as a program OUT that runs without sodeep.
+
+    OUT ends in .pt2 (torch.export) or in .onnx (ONNX).
+    """
     from sodeep._core.checks import check_free
 
     check_free(out, overwrite)
     sodeep.export_sorter(out, sodeep.load_sorter(sorter), n)
-    click.echo(f'Wrote {out}. Use it:  torch.export.load("{out}").module()(scores), float32 (lists, n)')
+    call = (
+        f'torch.export.load("{out}").module()(scores)'
+        if out.suffix == ".pt2"
+        else f'onnxruntime.InferenceSession("{out}").run(["ranks"], {{"scores": scores}})'
+    )
+    click.echo(f"Wrote {out}. Use it:  {call}, float32 (lists, n)")
 
 
 COMMANDS = (train_sorter, list_sorters, evaluate_sorter, import_sorter, export_sorter)

@@ -3,8 +3,8 @@
 A name is one of
 
 * `LOSSES`, such as ``smooth-ap``;
-* ``LOSS:RANK``, one of `RANK_LOSSES` over a rank function: of `RANKS`, a shipped sorter, a sorter file or
-  ``module:attribute``, such as ``map:lstm`` or ``spearman:my.safetensors``;
+* ``LOSS:RANK``, one of `RANK_LOSSES` over a rank function: of `RANKS`, a shipped sorter, a sorter file, one of the
+  Hugging Face Hub (``hf://user/name``) or ``module:attribute``, such as ``map:lstm`` or ``spearman:my.safetensors``;
 * ``peer:NAME``, a loss of another package (`PEERS`), if that is installed;
 * ``module:attribute``, a loss of your own: a callable, or a class that takes no arguments but those that its attribute
   ``ranges`` names; the parameters of a Module (proxies, say) are trained with the encoder. It is called as the task
@@ -40,6 +40,7 @@ from sodeep._core.checks import describe, user_path
 from sodeep._core.extras import check_installed
 from sodeep._core.search import Choice, Range, Ranges, declared_range, default_settings
 from sodeep.checkpoint.format import list_sorters, load_sorter
+from sodeep.checkpoint.hub import HUB
 from sodeep.datasets.tables import alike
 from sodeep.ranks import RankFunction, blackbox_rank, laplace_rank, sigmoid_rank, straight_through, with_width
 from sodeep.tasks import TASKS
@@ -465,7 +466,7 @@ def rank_function(name: str) -> RankFunction:
     if name in RANKS:
         return RANKS[name]
     shipped = [card.name for card in list_sorters()]
-    if name in shipped or name.endswith(".safetensors") or user_path(name).is_file():
+    if name in shipped or name.endswith(".safetensors") or name.startswith(HUB) or user_path(name).is_file():
         sorter = load_sorter(name)
         return sorter if sorter.seq_len is None else PaddedRank(sorter, sorter.seq_len)
     module, colon, rest = name.partition(":")

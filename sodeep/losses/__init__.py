@@ -49,8 +49,9 @@ or devices that differ, a real item that is NaN or infinite, a `relevant` that h
 outside of its range or choices.
 
 A Module ``XLoss(...)`` takes the options of ``x_loss`` and is called with its tensors, ``where`` the third. A rank
-function that is a Module becomes a submodule, which ``.to(device)`` moves, and is frozen: the loss has no
-trainable parameters. `EmbeddingLoss` and `CrossModalLoss` make a loss on embeddings of any loss on scores.
+function that is a Module becomes a submodule, which ``.to(device)`` moves, and is frozen: the loss has no trainable
+parameters but one that it was given, as the temperature of `NTXentLoss` may be. `EmbeddingLoss` and `CrossModalLoss`
+make a loss on embeddings of any loss on scores.
 
 Example:
     >>> import torch

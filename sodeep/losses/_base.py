@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, ParamSpec, 
 import torch
 from torch import Tensor, nn
 
-from sodeep._core.checks import check_choice, readable
+from sodeep._core.checks import check_choice, describe, readable
 from sodeep._core.lists import Lists, masked_mean, one_item_hint
 from sodeep._core.precision import full_precision
 from sodeep.groups import pad_arguments, positional_names
@@ -219,7 +219,7 @@ class Loss(LossModule[Stats]):
 
     A subclass sets `function` and calls `super().__init__(name=value, ...)` with that function's keyword arguments,
     which are checked and become attributes. A sorter among them so becomes a submodule, which ``.to(device)`` moves,
-    and is frozen: the loss has no trainable parameters.
+    and is frozen: the loss has no trainable parameters but those given as an option.
     """
 
     function: Callable[..., Any]
@@ -233,6 +233,11 @@ class Loss(LossModule[Stats]):
             if isinstance(value, nn.Module):
                 _freeze(value)
             setattr(self, name, value)
+
+    @property
+    def mean_over_lists(self) -> bool:
+        """Whether it is the mean of what it gives with ``reduction="none"``."""
+        return bool(type(self).function.mean_over_lists)  # type: ignore[attr-defined]
 
     def forward(
         self, scores: Tensor, *target: Tensor, where: Tensor | None = None, **extra: Any
@@ -258,10 +263,16 @@ class Loss(LossModule[Stats]):
         """The options, for repr(), without a `reduction` to the mean; modules among them are shown below."""
         values = {name: getattr(self, name) for name in self._options}
         return ", ".join(
-            f"{name}={getattr(value, '__name__', repr(value))}"
+            f"{name}={_shown(value)}"
             for name, value in values.items()
             if not isinstance(value, nn.Module) and (name, value) != ("reduction", "mean")
         )
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"{float(value.detach()):g}" if value.numel() == 1 else describe(value)
+    return getattr(value, "__name__", repr(value))
 
 
 def _freeze(rank_fn: nn.Module) -> None:

@@ -22,7 +22,7 @@ from sodeep._core.checks import (
     readable,
 )
 from sodeep.distributed import gather, several_processes
-from sodeep.losses._base import Loss, LossModule, UndefinedListWarning, reduce_defined
+from sodeep.losses._base import LossModule, UndefinedListWarning, reduce_defined
 from sodeep.losses.similarity import SIMILARITIES
 
 
@@ -122,7 +122,7 @@ def _is_mean_over_lists(loss: Callable[..., Any]) -> bool:
     """Whether `loss` gives the mean of what it gives with ``reduction="none"``: it says so."""
     while isinstance(loss, functools.partial):
         loss = loss.func
-    return bool(getattr(type(loss).function if isinstance(loss, Loss) else loss, "mean_over_lists", False))
+    return bool(getattr(loss, "mean_over_lists", False))
 
 
 def _takes_where(loss: Callable[..., Any]) -> bool:

@@ -14,19 +14,37 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sodeep._core.checks import check_positive, readable
+from sodeep._core.checks import check_positive, describe, readable
 from sodeep._core.lists import Lists, check_lists, masked_mean
 from sodeep.groups import GroupIds
 from sodeep.losses._base import ListStats, Loss, loss_function, reduce_over_both
 from sodeep.losses._sums import bound, logsumexp, logsumexp_of_sides, softplus
 
 
-@loss_function(temperature=check_positive)
+def _check_temperature(temperature: Any, name: str) -> Any:
+    """A positive number, or a tensor of one, which may learn."""
+    if not isinstance(temperature, Tensor):
+        return check_positive(temperature, name)
+    if temperature.numel() != 1 or (readable(temperature) and not bool(temperature > 0)):
+        got = describe(temperature) if temperature.numel() != 1 else f"{float(temperature.detach()):g}"
+        raise ValueError(
+            f"`{name}` must be one positive number, got {got}. EmbeddingLoss(..., scale=) takes a module that gives "
+            "log_scale.exp(), which stays positive."
+        )
+    return temperature
+
+
+def _in_units(scores: Tensor, temperature: float | Tensor) -> Tensor:
+    """Scores over the temperature; a tensor without axes takes their dtype and device."""
+    return bound(scores / (temperature.reshape(()) if isinstance(temperature, Tensor) else temperature))
+
+
+@loss_function(temperature=_check_temperature)
 def nt_xent_loss(
     scores: Tensor,
     relevant: Tensor,
     *,
-    temperature: float = 0.07,
+    temperature: float | Tensor = 0.07,
     where: Tensor | None = None,
     group: GroupIds | None = None,
     reduction: str = "mean",
@@ -46,7 +64,8 @@ def nt_xent_loss(
 
     Args:
         scores: (..., N); cosine similarities for the default temperature.
-        temperature: T, positive.
+        temperature: T, positive. A tensor of one number gets a gradient where it requires one, and an ``nn.Parameter``
+            is a parameter of the Module. `EmbeddingLoss` can learn the logarithm: it stays positive.
 
     Returns:
         A scalar > 0, or 0 where it underflows.
@@ -62,7 +81,7 @@ def nt_xent_loss(
         tensor(0.5514)
     """
     lists = check_lists(scores, relevant, where)
-    s = bound(lists.scores / temperature)
+    s = _in_units(lists.scores, temperature)
     below = softplus(logsumexp(s, lists.negative).unsqueeze(-1) - s)
     return reduce_over_both(masked_mean(below, lists.positive), lists, scores, reduction, return_stats)
 
@@ -77,7 +96,7 @@ class NTXentLoss(Loss[ListStats]):
 
     function = staticmethod(nt_xent_loss)
 
-    def __init__(self, temperature: float = 0.07, *, reduction: str = "mean") -> None:
+    def __init__(self, temperature: float | Tensor = 0.07, *, reduction: str = "mean") -> None:
         super().__init__(temperature=temperature, reduction=reduction)
 
 
@@ -184,12 +203,12 @@ def _log_ratio(x: Tensor, lists: Lists) -> Tensor:
     return softplus(log_n - log_p)
 
 
-@loss_function(temperature=check_positive)
+@loss_function(temperature=_check_temperature)
 def nca_loss(
     scores: Tensor,
     relevant: Tensor,
     *,
-    temperature: float = 1.0,
+    temperature: float | Tensor = 1.0,
     where: Tensor | None = None,
     group: GroupIds | None = None,
     reduction: str = "mean",
@@ -208,7 +227,7 @@ def nca_loss(
     Args:
         scores: (..., N). In the papers minus squared distances, ``-D**2``; on cosine similarities give a temperature,
             0.1 say: at 1 the terms can hardly differ.
-        temperature: T, positive.
+        temperature: T, positive; a tensor may learn, as in `nt_xent_loss`.
 
     Returns:
         A scalar > 0, or 0 where it underflows.
@@ -222,7 +241,8 @@ def nca_loss(
         tensor(1.3863)
     """
     lists = check_lists(scores, relevant, where)
-    s = lists.scores if temperature == 1 else bound(lists.scores / temperature)
+    plain = not isinstance(temperature, Tensor) and temperature == 1
+    s = lists.scores if plain else _in_units(lists.scores, temperature)
     values = _log_ratio(s, lists)  # log(1 + N/P): nothing cancels when the positives are far ahead
     return reduce_over_both(values, lists, scores, reduction, return_stats)
 
@@ -237,5 +257,5 @@ class NCALoss(Loss[ListStats]):
 
     function = staticmethod(nca_loss)
 
-    def __init__(self, temperature: float = 1.0, *, reduction: str = "mean") -> None:
+    def __init__(self, temperature: float | Tensor = 1.0, *, reduction: str = "mean") -> None:
         super().__init__(temperature=temperature, reduction=reduction)

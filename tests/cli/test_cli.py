@@ -281,8 +281,9 @@ def test_export_sorter(run, trained, tmp_path):
     result = run("export-sorter", trained, "s.pt2")
     assert result.exit_code == 0, result.output
     assert (tmp_path / "s.pt2").stat().st_size > 0
-    fails(run("export-sorter", trained, "s.onnx"), "`path` must end in .pt2, a torch.export program, got s.onnx.")
-    assert not (tmp_path / "s.onnx").exists()
+    assert 'torch.export.load("s.pt2")' in result.output
+    fails(run("export-sorter", trained, "s.pb"), "`path` must end in .pt2, a torch.export program, or .onnx, got s.pb.")
+    assert not (tmp_path / "s.pb").exists()
     fails(
         run("export-sorter", trained, "s.pt2"), "`out` s.pt2 exists. Choose another name, or replace it: --overwrite."
     )

@@ -83,4 +83,6 @@ def test_an_import_that_fails_inside_a_package_is_not_hidden(tmp_path, monkeypat
 
 def test_remedies():
     assert remedy("PIL") == f"pip install pillow, {EXAMPLES}"
-    assert remedy("pytorch_metric_learning") == "pip install pytorch-metric-learning"
+    assert remedy("torch_geometric") == "pip install torch-geometric"
+    adapters = 'pip install pytorch-metric-learning, or in a clone of sodeep: pip install ".[adapters]"'
+    assert remedy("pytorch_metric_learning") == adapters

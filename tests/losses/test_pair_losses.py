@@ -9,6 +9,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 from sodeep import losses
+from sodeep.losses import _chunks
 
 # ---------------------------------------------------------------------------------------------------------------------
 # References: one list, positives `p` and negatives `n` as Python floats
@@ -304,6 +305,37 @@ def test_exponents_beyond_the_range_keep_their_gradient(loss, dtype):
     assert grad.isfinite().all()
     assert grad[0, 2] > 0
     assert grad[0, 1] == 0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A temperature that learns
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", [losses.NTXentLoss, losses.NCALoss])
+def test_a_temperature_that_learns(module, monkeypatch):
+    scores, relevant = batch()
+    temperature = torch.nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
+    loss = module(temperature)
+    assert dict(loss.named_parameters()) == {"temperature": temperature}
+    assert repr(loss) == f"{module.__name__}(temperature=1)"
+    torch.testing.assert_close(loss(scores, relevant), module(1.0)(scores, relevant))
+    assert loss(scores.float(), relevant).dtype == torch.float32
+    leaf = scores.double().requires_grad_()
+    assert gradcheck(lambda s, t: module.function(s, relevant, temperature=t), (leaf, temperature))
+    whole = torch.autograd.grad(loss(leaf, relevant), temperature)
+    monkeypatch.setattr(_chunks, "SMALL", 0)
+    monkeypatch.setattr(_chunks, "chunk_elements", lambda device: 1)
+    torch.testing.assert_close(torch.autograd.grad(loss(leaf, relevant), temperature), whole)
+
+
+def test_a_temperature_that_is_none():
+    scores, relevant = batch()
+    remedy = "EmbeddingLoss(..., scale=) takes a module that gives log_scale.exp(), which stays positive."
+    for temperature, got in ((torch.tensor(-0.5), "-0.5"), (torch.ones(2), "a tensor of shape (2,) and dtype float32")):
+        with pytest.raises(ValueError, match=r".") as error:
+            losses.nt_xent_loss(scores, relevant, temperature=temperature)
+        assert str(error.value) == f"`temperature` must be one positive number, got {got}. {remedy}"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
