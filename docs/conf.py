@@ -65,6 +65,7 @@ def add_contents(app: Sphinx, docname: str, source: list[str]) -> None:
         source[0] += toctree(f"{name.replace('-', ' ')} <results/{name}>" for name in reports)
     if docname == "README":
         source[0] += toctree(["docs/README"])
+        app.env.note_dependency(str(ROOT / "docs/README.md"), docname=docname)
         contents = (ROOT / "docs/README.md").read_text(encoding="utf-8")
         for caption, text in re.findall(r"^## (.*?)$(.*?)(?=^## |\Z)", contents, re.MULTILINE | re.DOTALL):
             pages = re.findall(r"^\* \[.*?\]\(([^)#]*)\.md\)", text, re.MULTILINE)
