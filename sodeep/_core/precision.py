@@ -17,6 +17,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+"""What networks compute in, by name: the second under autocast."""
+
+
 def working_dtype(*tensors: Tensor) -> torch.dtype:
     """The dtype to compute in: float64 when one of the tensors is float64, else float32."""
     return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32

@@ -192,7 +192,9 @@ class _Limits(click.ParamType):  # type: ignore[type-arg]  # generic only in new
     type=click.IntRange(1),
     help="Items that it takes at a time, for batches that do not fit; the gradient stays that of the batch.",
 )
-@click.option("--precision", metavar="NAME", help="What it computes in: float32 or bfloat16.  [default: float32]")
+@click.option(
+    "--precision", metavar="NAME", help="What it, or --finetune, computes in: float32 or bfloat16.  [default: float32]"
+)
 @click.option("--workers", type=click.IntRange(0), help="Processes that read its images.  [default: 0, this one]")
 @click.option(
     "--scorer",
@@ -498,7 +500,7 @@ class _Progress:
         self.bar = Progress("training", estimate_from=EARLY, clock=self.clock)
         if plan.tests:
             _say(_costs(plan))
-            self.bar.update(0, lambda: f"about {_duration(plan.seconds)} to go")
+            self.bar.update(0, lambda: f"about {_estimate(plan)} to go")
 
     def __call__(self, run: Run, done: int, total: int) -> None:
         if run.stage == "test" or run.status == "failed":
@@ -532,16 +534,28 @@ class _Progress:
 
 def _costs(plan: Plan) -> str:
     """A table of the time of each loss, and an estimate for the whole."""
-    rows = [("loss", "ms/step", "a training", "trainings")]
+    tunings = {loss: seconds for loss, seconds in plan.seconds_per_fine_tuning.items() if seconds is not None}
+    rows = [["loss", "ms/step", "a training", "trainings", *["a fine-tuning", "fine-tunings"] * bool(tunings)]]
     for loss, count in plan.trainings.items():
         step, training = plan.seconds_per_step.get(loss), plan.seconds_per_training.get(loss)
-        cells = ("-", "-") if step is None or training is None else (f"{1000 * step:.1f}", _duration(training))
-        rows.append((loss, *cells, str(count)))
-    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+        cells = ["-", "-"] if step is None or training is None else [f"{1000 * step:.1f}", _duration(training)]
+        rows.append([loss, *cells, str(count)])
+        if tunings:
+            rows[-1] += [_duration(tunings[loss]), str(plan.tests[loss])] if loss in tunings else ["-", "-"]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
-    trainings, tests = sum(plan.trainings.values()), sum(plan.tests.values())
+    counts = [("trainings", sum(plan.trainings.values())), ("tests", sum(plan.tests.values()))]
+    if tunings:
+        counts.insert(1, ("fine-tunings", sum(plan.tests[loss] for loss in tunings)))
+    work = ", ".join(f"{count} {name}" for name, count in counts)
     processes = f" in {plan.jobs} processes" * (plan.jobs > 1)
-    return "\n".join([*lines, f"{trainings} trainings, {tests} tests: about {_duration(plan.seconds)}{processes}", ""])
+    return "\n".join([*lines, f"{work}: about {_estimate(plan)}{processes}", ""])
+
+
+def _estimate(plan: Plan) -> str:
+    """How long it takes, from trainings that are flat at once to those that take all their steps."""
+    least, most = _duration(plan.least_seconds), _duration(plan.seconds)
+    return most if least == most else f"{least} to {most}"
 
 
 def _duration(seconds: float) -> str:

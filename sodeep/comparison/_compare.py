@@ -156,7 +156,8 @@ def compare(
         text_encoder: likewise, of the captions of the cross-modal task.
         chunk_size: inputs that these encoders take at a time in training, with the gradient of the whole batch and the
             memory of a chunk; layers that mix the inputs of a batch, as BatchNorm does, see the chunk. None: all.
-        precision: what they compute in, "float32" or "bfloat16" (autocast). None: "float32".
+        precision: what they compute in, and the blocks of `finetune`, "float32" or "bfloat16" (autocast). None:
+            "float32".
         workers: processes that read its images. None: 0, this one.
         target: on a csv table, the column of scores (memorability) or of relevance (ranking). None: "score" or
             "relevance".

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import signal
 import statistics
@@ -11,18 +12,20 @@ import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from sodeep._core.files import write_atomic
 from sodeep._core.signals import stop_signals
 from sodeep.comparison.executors import Call, WorkersLostError, one_thread, results
 from sodeep.comparison.losses_by_name import loss_by_name, stages_of
 from sodeep.comparison.runs import Run, key, key_of, parse_run, read_runs
-from sodeep.comparison.train import Done, Job, Training, load_task, or_lowest
+from sodeep.comparison.train import Done, Job, Length, Training, load_task, or_lowest
+from sodeep.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -33,9 +36,13 @@ class Plan:
         trainings: loss -> how many are to be done; losses with nothing to do are left out.
         tests: loss -> how many are to be done.
         seconds_per_step: loss -> median over a few steps; None: it raised an error, which its runs will record.
-        seconds_per_training: loss -> estimate, with the validations in it; None as above.
+        seconds_per_training: loss -> estimate, with the validations in it, for as many steps as it may take; None as
+            above.
         seconds_per_test: estimate, the same for every loss.
         jobs: processes.
+        seconds_per_fine_tuning: loss -> likewise, of the training before its test (`Task.fine_tuning`); losses without
+            one are left out.
+        least: the fraction of its steps that a training takes at least; 1: it takes all.
     """
 
     trainings: dict[str, int]
@@ -44,21 +51,34 @@ class Plan:
     seconds_per_training: dict[str, float | None]
     seconds_per_test: float
     jobs: int
+    seconds_per_fine_tuning: dict[str, float | None] = field(default_factory=dict)
+    least: float = 1.0
 
     def seconds_of(self, loss: str, stage: str) -> float:
-        """Estimate for a run of a loss, a "tuning" or a "test"."""
-        return self.seconds_per_test if stage == "test" else self.seconds_per_training.get(loss) or 0.0
+        """Estimate for a run of a loss, a "tuning" or a "test" with its fine-tuning."""
+        if stage == "test":
+            return self.seconds_per_test + (self.seconds_per_fine_tuning.get(loss) or 0.0)
+        return self.seconds_per_training.get(loss) or 0.0
 
     @property
     def seconds(self) -> float:
-        """Estimate for all of it."""
+        """Estimate for all of it, if every training takes all its steps."""
         runs = [(loss, "tuning", n) for loss, n in self.trainings.items()]
         runs += [(loss, "test", n) for loss, n in self.tests.items()]
         return sum(n * self.seconds_of(loss, stage) for loss, stage, n in runs) / self.jobs
 
+    @property
+    def least_seconds(self) -> float:
+        """Estimate for all of it, if every training is flat as soon as it can be."""
+        tests = sum(self.tests.values()) * self.seconds_per_test / self.jobs
+        return tests + self.least * (self.seconds - tests)
+
 
 TIMED_STEPS = 5
 """Of each loss, for a `Plan`; the first one, which allocates what stays, is not counted."""
+
+TIMED_FINE_TUNING = 2
+"""Likewise, of a fine-tuning, whose steps are long."""
 
 
 class Schedule:
@@ -314,43 +334,80 @@ class Schedule:
                 first.setdefault(loss, jobs_to_do[0])
         steps: dict[str, float | None] = {}
         whole: dict[str, float | None] = {}
-        validation = test = 0.0
+        tuned: dict[str, float | None] = {}
+        length = next(iter(self.work.values()))[0].length
+        test = 0.0
         if tests:
             with one_thread():
-                validation, test = _times_of_evaluations(next(iter(self.work.values()))[0])
-                for loss, job in first.items():
-                    timed, count = _time_of_steps(job)
-                    steps[loss] = timed
-                    looks = 1 + count // job.length.validate_every
-                    whole[loss] = None if timed is None else count * timed + looks * validation
-        return Plan(dict(trainings), dict(tests), steps, whole, test, jobs)
+                job = next(iter(self.work.values()))[0]
+                validation, test = _times_of_evaluations(job)
+                fine_tuning = _fine_tuning_of(job)
+                if fine_tuning is not None:
+                    deep_validation, test = _times_of_evaluations(job, fine_tuning)
+                for loss in tests:
+                    if loss in first:
+                        steps[loss] = _time_of_steps(first[loss])
+                        whole[loss] = _time_of_training(length, steps[loss], validation)
+                    job = self.work[loss, next(seed for name, seed in self.work if name == loss)][0]
+                    if fine_tuning is not None and not loss_by_name(loss).method:
+                        tuned[loss] = _time_of_training(length, _time_of_steps(job, fine_tuning), deep_validation)
+        return Plan(dict(trainings), dict(tests), steps, whole, test, jobs, tuned, _least_of(length))
 
 
-def _time_of_steps(job: Job) -> tuple[float | None, int]:
-    """Seconds of a step, None for a loss that raises an error or takes none; and how many steps a training may have."""
-    if loss_by_name(job.loss).method:
-        return None, 0
+def _least_of(length: Length) -> float:
+    """The fraction of its steps that a training takes at least, where it ends when it is flat."""
+    if length.patience is None:
+        return 1.0
+    return min(1.0, 2 * length.patience * length.validate_every / length.max_steps)
+
+
+def _time_of_training(length: Length, step: float | None, validation: float) -> float | None:
+    """Seconds of a training of all steps; None where that of a step is not known."""
+    looks = 1 + length.max_steps // length.validate_every
+    return None if step is None else length.max_steps * step + looks * validation
+
+
+_Tuned = tuple[Task, nn.Module]
+"""As of `Task.fine_tuning`."""
+
+
+def _fine_tuning_of(job: Job) -> _Tuned | None:
+    """The fine-tuning before a test, of a model that is not trained."""
     task = load_task(job.task, job.data, job.seed, job.device, **job.options)
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(job.seed)
+        return task.fine_tuning(task.model().to(job.device))
+
+
+def _time_of_steps(job: Job, fine_tuning: _Tuned | None = None) -> float | None:
+    """Seconds of a step, of the fine-tuning if that is given; None for a loss that raises an error or takes none."""
+    if loss_by_name(job.loss).method:
+        return None
+    task = load_task(job.task, job.data, job.seed, job.device, **job.options)
+    model, count = None, TIMED_STEPS
+    if fine_tuning is not None:
+        task, model, count = fine_tuning[0], copy.deepcopy(fine_tuning[1]), TIMED_FINE_TUNING
     seconds = []
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(job.seed)
         try:
-            training = Training(task, loss_by_name(job.loss), job)
-            for step, batch in zip(range(1, TIMED_STEPS + 1), task.batches(0), strict=False):
+            training = Training(task, loss_by_name(job.loss), job, model)
+            for step, batch in zip(range(1, count + 1), task.batches(0), strict=False):
                 start = time.perf_counter()
                 training.step(step, batch)
                 seconds.append(time.perf_counter() - start)
         except Exception:  # of any loss: its runs will record the error
-            return None, 0
-    return statistics.median(seconds[1:] or seconds), training.length.max_steps
+            return None
+    return statistics.median(seconds[1:] or seconds)
 
 
-def _times_of_evaluations(job: Job) -> tuple[float, float]:
+def _times_of_evaluations(job: Job, fine_tuning: _Tuned | None = None) -> tuple[float, float]:
     """Seconds on the validation split, and about how many on the test split, which is not evaluated for this."""
     task = load_task(job.task, job.data, job.seed, job.device, **job.options)
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(job.seed)
         model = task.model().to(job.device)
+        task, model = (task, model) if fine_tuning is None else fine_tuning
         start = time.perf_counter()
         task.measure(model, "val")
         seconds = time.perf_counter() - start

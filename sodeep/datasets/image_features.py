@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from sodeep._core.cache import cached_rows
 from sodeep._core.checks import check_choice, describe, is_whole
 from sodeep._core.extras import needed
+from sodeep._core.precision import PRECISIONS
 from sodeep._core.progress import Progress
 from sodeep.datasets.images import image_chunks
 from sodeep.datasets.types import Array, Source
@@ -106,11 +107,13 @@ class PretrainedImages:
         features: (N, d) float32.
         last: the blocks to be fine-tuned, the last ones of the network, and what they are given: (N, ...) float16, in
             a file that is mapped into memory. None: nothing is to be fine-tuned.
+        precision: that these blocks compute in, of `PRECISIONS`.
     """
 
     title: str
     features: Tensor
     last: tuple[nn.Sequential, Tensor] | None = None
+    precision: str = "float32"
 
 
 class ImageData(Protocol):
@@ -130,7 +133,7 @@ class ImageData(Protocol):
 
 
 def pretrained_images(
-    image_features: str | None, data: ImageData, finetune: int | None = None
+    image_features: str | None, data: ImageData, finetune: int | None = None, precision: str | None = None
 ) -> PretrainedImages | None:
     """The features of the images of a data set, from the cache or computed; None for "pixels".
 
@@ -138,6 +141,7 @@ def pretrained_images(
         image_features: a name of `BACKBONES`, "pixels", or None for that.
         data: where it has files of its images, these are read anew, at the size that the network takes.
         finetune: how many of the network's last blocks are to be fine-tuned; None: none.
+        precision: that these are trained in, of `PRECISIONS`; None: "float32".
 
     Raises:
         ValueError: an unknown name, data without images, or a number of blocks that the network does not have.
@@ -177,7 +181,9 @@ def pretrained_images(
     first, last = nn.Sequential(*net[:-finetune]), nn.Sequential(*net[-finetune:])
     activations = rows(f"block{len(first)}", lambda: first, torch.float16, "fine-tune fewer blocks")
     blocks = "block" if finetune == 1 else f"{finetune} blocks"
-    return PretrainedImages(f"{backbone.title}, last {blocks} fine-tuned", features, (last, activations))
+    precision = check_choice("float32" if precision is None else precision, PRECISIONS, "precision")
+    title = f"{backbone.title}, last {blocks} fine-tuned" + f" in {precision}" * (precision != "float32")
+    return PretrainedImages(title, features, (last, activations), precision)
 
 
 @torch.no_grad()

@@ -157,9 +157,9 @@ class CrossModal(Task):
             data = keep_captions(data, self.index["train"].numpy(), captions_kept, seed)
             self.data_name += f", up to {captions_kept} of each training image's captions"
         self.encoder, self.text_encoder = own_encoders(
-            encoder, text_encoder, image_features, chunk_size, precision, workers
+            encoder, text_encoder, image_features, chunk_size, precision if finetune is None else None, workers
         )
-        self.pretrained = pretrained_images(image_features, data, finetune)
+        self.pretrained = pretrained_images(image_features, data, finetune, precision)
         self.items: Any = as_input(data.items) if self.pretrained is None else self.pretrained.features
         if self.encoder is not None:
             self.items = self.encoder.inputs(data.items, data.files, data.name)
@@ -292,7 +292,7 @@ class CrossModal(Task):
         blocks, activations = self.pretrained.last
         task, towers = copy.copy(self), cast(TwoTowers, model)
         task.items = activations.to(self.items.device)
-        return task, TwoTowers(FineTuned(blocks, towers.images), towers.captions)
+        return task, TwoTowers(FineTuned(blocks, towers.images, self.pretrained.precision), towers.captions)
 
     def forward(self, model: nn.Module, batch: Array) -> dict[str, Callable[[Loss], Tensor]]:
         """The mean of both directions, images to captions and back."""

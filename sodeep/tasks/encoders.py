@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sodeep._core.precision import PRECISIONS
 from sodeep._core.search import Range
 from sodeep.datasets.image_files import ImageFiles, Inputs
 from sodeep.groups import Groups
@@ -149,6 +150,7 @@ class FineTuned(nn.Module):
     Args:
         blocks: as of `sodeep.datasets.image_features`; copied, so that those given stay as they are.
         head: takes their features (B, d); trained on them before, and trained on.
+        precision: of the blocks, of `PRECISIONS`; below float32 under autocast.
 
     Returns:
         (B, width), of what the blocks are given, (B, ...) of any floating type.
@@ -159,10 +161,13 @@ class FineTuned(nn.Module):
     chunk: ClassVar[int] = 64
     """Rows that `encode` takes at a time: inside, there are tens of thousands of numbers in each."""
 
-    def __init__(self, blocks: nn.Module, head: nn.Module) -> None:
+    def __init__(self, blocks: nn.Module, head: nn.Module, precision: str = "float32") -> None:
         super().__init__()
         self.blocks = copy.deepcopy(blocks).requires_grad_()
         self.head = head
+        self.precision = precision
+        if precision == "float32":  # a quarter faster on a CPU; in bfloat16 it is slower there
+            self.blocks.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def train(self, mode: bool = True) -> FineTuned:
         """Training mode, for the head alone."""
@@ -172,7 +177,12 @@ class FineTuned(nn.Module):
 
     def forward(self, activations: Tensor) -> Tensor:
         """The vectors of images."""
-        vectors: Tensor = self.head(self.blocks(activations.float()))
+        x, dtype = activations.float(), PRECISIONS[self.precision]
+        if dtype is torch.float32 and x.ndim == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        with torch.autocast(x.device.type, dtype, enabled=dtype is not torch.float32):
+            features = self.blocks(x)
+        vectors: Tensor = self.head(features.float())
         return vectors
 
 

@@ -101,8 +101,10 @@ class MultiLabel(Task):
         self.known = torch.ones_like(self.labels) if data.known is None else torch.from_numpy(np.asarray(data.known))
         self.label_names = list(data.label_names)
         vectors = static_vectors(text_features, data.texts, data.name)
-        self.encoder = own_encoder(encoder, image_features, chunk_size, precision, workers)
-        self.pretrained = pretrained_images(image_features, data, finetune)
+        self.encoder = own_encoder(
+            encoder, image_features, chunk_size, precision if finetune is None else None, workers
+        )
+        self.pretrained = pretrained_images(image_features, data, finetune, precision)
         self.inputs: Any
         if self.pretrained is not None:
             self.inputs = self.pretrained.features
@@ -162,7 +164,7 @@ class MultiLabel(Task):
         blocks, activations = self.pretrained.last
         task = copy.copy(self)
         task.inputs = activations.to(self.inputs.device)
-        return task, FineTuned(blocks, model)
+        return task, FineTuned(blocks, model, self.pretrained.precision)
 
     def forward(self, model: nn.Module, batch: Array) -> dict[str, Callable[[Loss], Tensor]]:
         """A list for each label, of the examples of the batch."""

@@ -35,13 +35,13 @@ from torch.utils.checkpoint import checkpoint
 from sodeep._core.by_name import attribute, name_of
 from sodeep._core.cache import cached_rows
 from sodeep._core.checks import check_at_least, check_choice, describe
+from sodeep._core.precision import PRECISIONS
 from sodeep._core.progress import Progress
 from sodeep.datasets.image_features import image_checksum
 from sodeep.datasets.image_files import ImageFiles, Inputs, together
 from sodeep.datasets.types import Array, Source
 from sodeep.tasks.encoders import as_input, chunks_of
 
-PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 Build = Callable[[], nn.Module]
 
 

@@ -33,7 +33,8 @@ class Retrieval(Task):
     Where a benchmark has queries and a gallery, only these are the queries, and only the gallery is searched.
 
     With `image_features` "efficientnet-lite0", images are the features that this pretrained network gives, and the net
-    is one for features; with `finetune` N, the last N blocks of the network are trained with it before the test.
+    is one for features; with `finetune` N, the last N blocks of the network are trained with it before the test, in
+    `precision` "bfloat16" if asked for.
 
     With `encoder`, the net is yours (`sodeep.tasks.own_encoder`), run in chunks of `chunk_size` images and in
     `precision` "bfloat16" if asked for; `workers` are processes that read its images.
@@ -90,8 +91,10 @@ class Retrieval(Task):
         **options: Any,
     ) -> None:
         super().__init__(data, seed, **options)
-        self.encoder = own_encoder(encoder, image_features, chunk_size, precision, workers)
-        self.pretrained = pretrained_images(image_features, data, finetune)
+        self.encoder = own_encoder(
+            encoder, image_features, chunk_size, precision if finetune is None else None, workers
+        )
+        self.pretrained = pretrained_images(image_features, data, finetune, precision)
         self.items: Any = as_input(data.items) if self.pretrained is None else self.pretrained.features
         if self.encoder is not None:
             self.items = self.encoder.inputs(data.items, data.files, data.name)
@@ -162,7 +165,7 @@ class Retrieval(Task):
         blocks, activations = self.pretrained.last
         task = copy.copy(self)
         task.items = activations.to(self.items.device)
-        return task, FineTuned(blocks, model)
+        return task, FineTuned(blocks, model, self.pretrained.precision)
 
     def forward(self, model: nn.Module, batch: Array) -> dict[str, Callable[[Loss], Tensor]]:
         """Every item of the batch against the others."""

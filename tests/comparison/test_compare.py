@@ -1361,6 +1361,20 @@ def test_how_far_it_is_where_there_is_no_terminal(monkeypatch):
     assert out == []
 
 
+def test_fine_tunings_are_counted(monkeypatch):
+    progress, _, out, _ = observed_progress(monkeypatch)
+    tuned = {"seconds_per_fine_tuning": {"mse": 95.0, "recall:set": None}, "least": 0.25}
+    progress.begin(dataclasses.replace(PLAN, **tuned))
+    assert out.pop().splitlines() == [
+        "loss        ms/step  a training  trainings  a fine-tuning  fine-tunings",
+        "mse             1.0         1 s          8          2 min             2",
+        "recall:set     40.0        49 s          8              -             -",
+        "16 trainings, 2 fine-tunings, 4 tests: about 2 min to 5 min in 2 processes",
+    ]
+    progress(Run("memorability", "d", "mse", 0, {"lr": 0.1}, "test", "ok", {"Spearman": 0.5}), 1, 20)
+    assert progress.spent == 105
+
+
 def test_the_line_on_a_terminal_is_cleared_and_the_cursor_left_alone(monkeypatch):
     progress, clock, out, err = observed_progress(monkeypatch, terminal=True)
     progress.begin(PLAN)

@@ -13,7 +13,7 @@ from torch import nn
 
 from sodeep._core.extras import MissingPackageError
 from sodeep.cli.group import main
-from sodeep.comparison import compare
+from sodeep.comparison import ComparisonStopped, compare
 from sodeep.comparison.losses_by_name import loss_by_name
 from sodeep.comparison.runs import read_runs
 from sodeep.comparison.train import Job, Length, Training
@@ -359,6 +359,42 @@ def test_a_comparison_fine_tunes_once_for_each_loss_and_seed(made, tmp_path, mon
     )
     with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
         compare("retrieval", losses, out=tmp_path / "tuned", **options)
+
+
+def test_fine_tunings_are_in_the_plan(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(Retrieval, "generated", staticmethod(lambda seed: data_of(Retrieval)))
+    plans = []
+    options = {"seeds": 2, "trials": 1, "max_steps": 200, "validate_every": 5, "patience": 1, "batch_size": 12}
+    options |= {"image_features": "tiny", "finetune": 2, "on_start": plans.append, "out": tmp_path}
+
+    def stop(run, done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(ComparisonStopped):
+        compare("retrieval", ["nt-xent", "raw"], on_run=stop, **options)
+    (plan,) = plans
+    assert plan.tests == {"nt-xent": 2, "raw": 2}
+    assert [*plan.seconds_per_fine_tuning] == ["nt-xent"]
+    assert plan.least == 0.05
+    assert plan.seconds_of("nt-xent", "test") == plan.seconds_per_test + plan.seconds_per_fine_tuning["nt-xent"]
+    tests, training = 4 * plan.seconds_per_test, 2 * plan.seconds_per_training["nt-xent"]
+    tuning = 2 * plan.seconds_per_fine_tuning["nt-xent"]
+    assert plan.seconds == pytest.approx(tests + training + tuning)
+    assert plan.least_seconds == pytest.approx(tests + 0.05 * (training + tuning))
+
+
+@pytest.mark.parametrize("kind", TASKS_ON_IMAGES)
+def test_blocks_in_bfloat16(made, kind):
+    task = kind(data_of(kind), image_features="tiny", finetune=2, batch_size=12, precision="bfloat16")
+    assert task.data_name == "made up, tiny features, last 2 blocks fine-tuned in bfloat16"
+    tuned, model = task.fine_tuning(task.model())
+    (net,) = (module for module in model.modules() if isinstance(module, FineTuned))
+    wide = FineTuned(net.blocks, net.head).eval()
+    x = (tuned.inputs if kind is MultiLabel else tuned.items)[:5]
+    low = net.eval()(x)
+    assert low.dtype == torch.float32
+    assert not torch.equal(low, wide(x))
+    torch.testing.assert_close(low, wide(x), rtol=0.1, atol=0.1)
 
 
 @pytest.mark.parametrize("quiet", [True, False])
