@@ -85,7 +85,7 @@ RESULTS = {
     "diabetes": {
         "": f"memorability --data runs/results/diabetes.csv --seeds 8 --search-seeds 4 --trials 8 {REGRESSION}"
     },
-    "emoji": {"": f"{EMOJI} --seeds 5 --trials 6 --range width=0.05:20 {CAPTIONS}"},
+    "emoji": {"": f"{EMOJI} --seeds 5 --trials 6 {CAPTIONS}"},
     "clothing": {
         "": "retrieval --data $SODEEP_DATA/clothing_small_64px --image-features efficientnet-lite0 --seeds 8 "
         f"--trials 8 --range lr=0.00002:0.02 --range alpha=0.1:10 {RETRIEVAL}"

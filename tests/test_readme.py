@@ -14,7 +14,7 @@ import pytest
 import sodeep
 from sodeep._core.search import Choice
 from sodeep.cli.group import main
-from sodeep.comparison.losses_by_name import LOSSES, METHODS, PEERS, RANK_LOSSES, WIDTH
+from sodeep.comparison.losses_by_name import LOSSES, METHODS, PEERS, RANK_LOSSES, WIDTH, WIDTHS
 from sodeep.tasks import TASKS
 
 ROOT = Path(__file__).parents[1]
@@ -212,6 +212,7 @@ def test_ranges_are_those_of_the_docs():
             by_ranges.setdefault(searched_text(ranges), []).append(f"`{name}`")
     expected = [f"| {', '.join(names)} | {text} |" for text, names in by_ranges.items()]
     expected.append(f"| RANK, where it has one | {searched_text({'width': WIDTH})} |")
+    expected += [f"| RANK of `{loss}:RANK` | {searched_text({'width': width})} |" for loss, width in WIDTHS.items()]
     lines = (ROOT / "docs/comparison.md").read_text().splitlines()
     assert [line for line in expected if line not in lines] == []
 

@@ -231,6 +231,9 @@ RANK_LOSSES: dict[str, LossSpec] = {
 WIDTH = Range(0.05, 2.0, 0.3)
 """Of a rank function whose sharpness is searched: its ``width`` (`with_width`), in standard deviations of a list."""
 
+WIDTHS = {"recall": Range(0.05, 20.0, 0.3)}
+"""The same for losses that are best on wider ranks: the rank of one item is to have a gradient from all others."""
+
 RANKS: dict[str, RankFunction] = {
     "laplace": laplace_rank,
     "sigmoid": sigmoid_rank,
@@ -358,7 +361,9 @@ def loss_by_name(name: str) -> LossSpec:
         if not _has_width(rank_fn):
             return replace(spec, build=functools.partial(spec.build, rank_fn))
         return replace(
-            spec, build=functools.partial(_at_width, spec.build, rank_fn), ranges={**spec.ranges, "width": WIDTH}
+            spec,
+            build=functools.partial(_at_width, spec.build, rank_fn),
+            ranges={**spec.ranges, "width": WIDTHS.get(prefix, WIDTH)},
         )
     if colon and prefix == "peer":
         return _peer(rest)
