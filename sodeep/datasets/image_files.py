@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import pickle
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,6 +101,7 @@ class ImageFiles:
         self.images = _Images(sources, transform, train_transform)
         self.workers = workers
         self.device = torch.device("cpu")
+        self._loaders: dict[str, tuple[DataLoader[Tensor], list[list[_Key]]]] = {}
         self._read: tuple[Array, Tensor] | None = None
 
     def __len__(self) -> int:
@@ -107,11 +110,12 @@ class ImageFiles:
     def to(self, device: torch.device) -> ImageFiles:
         """Give the images on this device from now on."""
         self.device = device
+        self._loaders = {}  # whose memory is pinned for a device
         return self
 
     def chunks(self, parts: Iterable[Tensor]) -> Iterator[Tensor]:
         """The images of each part, numbers (n,), for an evaluation."""
-        yield from self._loaded([(int(i), EVALUATION) for i in part] for part in parts)
+        yield from self._loaded("evaluation", ([(int(i), EVALUATION) for i in part] for part in parts))
 
     def ahead(
         self, batches: Iterable[Array], seed: Sequence[int], images_of: Callable[[Array], Array] | None = None
@@ -121,7 +125,7 @@ class ImageFiles:
         numbers = batches if images_of is None else [images_of(batch) for batch in batches]
         seeds = np.random.default_rng([*seed, 1]).integers(2**62, size=sum(map(len, numbers)))
         keys = iter(seeds.tolist())
-        loaded = self._loaded([(int(i), next(keys)) for i in some] for some in numbers)
+        loaded = self._loaded("training", ([(int(i), next(keys)) for i in some] for some in numbers))
         for batch, images in zip(batches, loaded, strict=True):
             self._read = batch, images
             yield batch
@@ -132,8 +136,28 @@ class ImageFiles:
             raise RuntimeError("a batch must be taken as `ahead` gives it")
         return self._read[1]
 
-    def _loaded(self, keys: Iterable[list[_Key]]) -> Iterator[Tensor]:
-        sampler: Any = list(keys)
+    def _loaded(self, purpose: str, keys: Iterable[list[_Key]]) -> Iterator[Tensor]:
+        """The images of each list of keys. Its processes stay: an evaluation comes in the middle of an epoch."""
+        if purpose not in self._loaders:
+            self._loaders[purpose] = self._new_loader()
+        loader, order = self._loaders[purpose]
+        order[:] = keys
+        try:
+            for images in loader:
+                yield images.to(self.device, non_blocking=True)
+        except Exception:  # of an image, or of a process that died: the others are of no more use
+            self._loaders.pop(purpose, None)
+            raise
+
+    def _new_loader(self) -> tuple[DataLoader[Tensor], list[list[_Key]]]:
+        """A loader, and the keys of the batches that it gives when it is run through."""
+        order: list[list[_Key]] = []
+        processes: dict[str, Any] = {}
+        if self.workers:
+            self._check_sent()
+            modules = {self.images.transform.__module__, self.images.train_transform.__module__}
+            processes = {"multiprocessing_context": _start_method(modules), "persistent_workers": True}
+        sampler: Any = order
         loader = DataLoader(
             self.images,
             batch_sampler=sampler,
@@ -141,9 +165,31 @@ class ImageFiles:
             collate_fn=_together,
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator(),  # else the loader draws from the one that training draws from
+            **processes,
         )
-        for images in loader:
-            yield images.to(self.device, non_blocking=True)
+        return loader, order
+
+    def _check_sent(self) -> None:
+        """Raise if another process cannot have the transforms."""
+        try:
+            pickle.dumps((self.images.transform, self.images.train_transform))
+        except Exception as error:  # of whatever is in them
+            raise ValueError(
+                f"`workers` must be 0 for a transform that no other process can have, got {self.workers} ({error}). "
+                "Define it at the top level of a file, or leave workers out."
+            ) from None
+
+
+def _start_method(modules: Collection[str]) -> str:
+    """How processes begin: never as a copy of this one, whose threads may hold locks.
+
+    Those of a server that has imported the modules once start at once; where there is no server (Windows), each imports
+    them anew.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return "spawn"
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["__main__", __name__, *sorted(modules)])
+    return "forkserver"
 
 
 Inputs = Tensor | ImageFiles

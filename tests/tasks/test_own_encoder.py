@@ -1,9 +1,12 @@
 """A user's encoder in a comparison: its images, memory, precision, optimiser groups and frozen backbone."""
 
 import dataclasses
+import multiprocessing
 import pickle
 import re
+import shutil
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -479,8 +482,6 @@ def test_a_transform_needs_images():
 
 
 def test_a_damaged_image_is_named(photos, tmp_path):
-    import shutil
-
     copy = shutil.copytree(photos, tmp_path / "photos")
     loaded = task(copy, Net)
     (broken,) = [source for source in loaded.items.images.sources if str(source).endswith("test/c9/3.png")]
@@ -501,3 +502,43 @@ def test_images_of_an_array(photos):
     loaded = Retrieval(dataclasses.replace(data, files=None), encoder=Net, batch_size=16)
     expected = to_tensor(Image.fromarray(data.items[3]))
     torch.testing.assert_close(next(loaded.items.chunks([torch.tensor([3])]))[0], expected)
+
+
+def test_processes_that_read_are_started_once_and_go_on_after_an_error(photos, tmp_path, monkeypatch):
+    """An evaluation in the middle of an epoch has its own; what an image breaks is begun anew."""
+    copy = shutil.copytree(photos, tmp_path / "photos")
+    alone, loaded = task(copy, Net), task(copy, Net, workers=1)
+    epochs = [[alone.items.batch(batch) for batch in alone.batches(epoch)] for epoch in (0, 1)]
+    index = loaded.index["test"][:9]
+    (expected,) = alone.items.chunks([index])
+    for epoch in (0, 1):
+        seen = []
+        for batch in loaded.batches(epoch):
+            seen.append(loaded.items.batch(batch))
+            torch.testing.assert_close(next(loaded.items.chunks([index])), expected, rtol=0, atol=0)
+        torch.testing.assert_close(seen, epochs[epoch], rtol=0, atol=0)
+        next(loaded.batches(5))  # one that is left off
+    assert len(multiprocessing.active_children()) >= 2
+    file = next(file for file in map(str, loaded.items.images.sources) if file.endswith("test/c9/3.png"))
+    content = Path(file).read_bytes()
+    Path(file).write_bytes(b"no image")
+    with pytest.raises(ValueError, match=r"3\.png must be an image, got a file that Pillow cannot read"):
+        list(loaded.items.chunks([loaded.index["test"]]))
+    Path(file).write_bytes(content)
+    assert len(next(loaded.items.chunks([loaded.index["test"]]))) == 24
+
+
+def test_a_transform_that_no_other_process_can_have(photos):
+    sources = task(photos, Net).items.images.sources
+    workers = ImageFiles(sources, lambda image: to_tensor(image), workers=2)
+    with pytest.raises(
+        ValueError, match=r"^`workers` must be 0 for a transform that no other process can have, got 2 \("
+    ):
+        next(workers.chunks([torch.tensor([0])]))
+
+
+def test_no_process_is_a_copy_of_this_one(photos):
+    """Python 3.12 warns of fork where there are threads."""
+    loader, _ = task(photos, Net, workers=1).items._new_loader()
+    assert loader.multiprocessing_context.get_start_method() in ("forkserver", "spawn")
+    assert loader.persistent_workers
