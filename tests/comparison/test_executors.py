@@ -1,20 +1,23 @@
 """Runs on executors: what is lost is done again, what is done is kept, and the runs are those of one process."""
 
 import dataclasses
+import errno
 import logging
 import multiprocessing
 import os
 import pickle
 import re
 import signal
-from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
+import subprocess
+import sys
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 
 import pytest
 from click.testing import CliRunner
 
 from sodeep import comparison
 from sodeep.cli import main
-from sodeep.comparison import compare, executors, read_runs
+from sodeep.comparison import compare, executors, read_runs, schedule
 
 GIVEN = {"seeds": 2, "trials": 2, "max_steps": 12, "save_encoders": True}
 LOSSES = ["mse", "mse,spearman:laplace"]
@@ -136,6 +139,89 @@ def test_a_killed_process_is_replaced(tmp_path, expected):
 
     same(compare("memorability", LOSSES, out=tmp_path, jobs=2, on_run=kill, **GIVEN), tmp_path, expected)
     assert killed
+
+
+@pytest.mark.parametrize("place", ["weights", "encoders", "runs"])
+def test_a_full_disk_loses_no_run_of_an_executor(tmp_path, expected, monkeypatch, place):
+    """The line of the run that did not fit is cut off."""
+    write, sync, calls = schedule.write_atomic, os.fsync, []
+
+    def is_full(where):
+        calls.extend([0] * (where == place))
+        return where == place and len(calls) == 2
+
+    def fails(path, content):
+        if is_full(path.parent.name):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        write(path, content)
+
+    def cut(number):
+        if is_full("runs" if os.readlink(f"/proc/self/fd/{number}").endswith("runs.jsonl") else ""):
+            os.ftruncate(number, os.fstat(number).st_size - 40)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(number)
+
+    if place == "runs" and not os.path.exists("/proc/self/fd"):
+        pytest.skip("no /proc")
+    with monkeypatch.context() as patch, Elsewhere(2) as executor:
+        patch.setattr(schedule, "write_atomic", fails)
+        if place == "runs":
+            patch.setattr(schedule.os, "fsync", cut)
+        with pytest.raises(
+            comparison.ComparisonStopped, match=r"^Stopped: No space left on device: .* runs are kept in"
+        ):
+            compare("memorability", LOSSES, out=tmp_path, executor=executor, **GIVEN)
+    kept = read_runs(tmp_path)
+    assert all(run in plain(expected[1]) for run in plain(kept))
+    done = []
+    with Elsewhere(2) as executor:
+        runs = compare(
+            "memorability", LOSSES, out=tmp_path, executor=executor, on_run=lambda *run: done.append(run[0]), **GIVEN
+        )
+    same(runs, tmp_path, expected)
+    assert len(done) == len(runs) - len(kept)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_a_killed_comparison_loses_no_run_of_its_processes(tmp_path, expected):
+    """SIGKILL of the parent, while two processes work."""
+    given = ", ".join(f"{name}={value!r}" for name, value in GIVEN.items())
+    code = f"""
+import os, signal
+from sodeep.comparison import compare
+
+def kill(run, done, total):
+    if done == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    compare("memorability", {LOSSES!r}, out={str(tmp_path / "out")!r}, jobs=2, on_run=kill, {given})
+"""
+    script = tmp_path / "killed.py"
+    script.write_text(code)
+    killed = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    kept = read_runs(tmp_path / "out")
+    assert len(kept) == 2
+    runs = compare("memorability", LOSSES, out=tmp_path / "out", **GIVEN)
+    same(runs, tmp_path / "out", expected)
+    assert all(run in plain(runs) for run in plain(kept))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_a_pool_that_breaks_with_a_worker_stops_a_comparison(tmp_path, expected):
+    """Python's own executor takes nothing more then."""
+
+    def kill(run, done, total):
+        os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+
+    reason = r"^A worker process died, perhaps for want of memory \(try fewer jobs\)\. \d+ of 10 runs are kept in "
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as executor:
+        with pytest.raises(comparison.ComparisonStopped, match=reason):
+            compare("memorability", LOSSES, out=tmp_path, executor=executor, on_run=kill, **GIVEN)
+    kept = read_runs(tmp_path)
+    assert kept
+    same(compare("memorability", LOSSES, out=tmp_path, **GIVEN), tmp_path, expected)
 
 
 def test_dask_with_a_killed_worker(tmp_path, expected):
