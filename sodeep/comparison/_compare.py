@@ -173,8 +173,8 @@ def compare(
         metric: what settings and the length of a training are chosen by on the validation split, and losses compared
             by, one of the task's of which higher is better. None: the first of the task, or as above.
         jobs: processes, of one thread each. None or 1 stays in this process, with one thread meanwhile. As they are
-            spawned, a script that asks for more needs the usual ``if __name__ == "__main__":``. With an `executor`,
-            how many runs it is given at a time, and one that waits; None: all that can be done.
+            started anew, a script that asks for more needs the usual ``if __name__ == "__main__":``. With an
+            `executor`, how many runs it is given at a time, and one that waits; None: all that can be done.
         executor: any executor of `concurrent.futures`, such as ``client.get_executor()`` of dask.distributed, mpi4py's
             or loky's: trainings and tests are done there, one at a time in each of its processes, and come back as
             values, weights included, so that its machines need no folder in common. They need sodeep, the modules and

@@ -10,6 +10,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator
@@ -17,6 +18,7 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExe
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -148,13 +150,26 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+def _context() -> BaseContext:
+    """How processes are started.
+
+    On Linux by a server that has imported what all of them need, which takes each seconds where it does so itself. The
+    server is a new process too: unlike a fork of this one, its forks can use CUDA, and hold no lock of a thread.
+    """
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "torch._dynamo"])  # the latter is imported by every optimizer
+    return context
+
+
 class Workers:
     """Processes of this machine, of which those that die are started anew; all end with this one."""
 
     def __init__(self, jobs: int) -> None:
         self.jobs = jobs
-        self._spawn = multiprocessing.get_context("spawn")
-        self._theirs, self._ours = self._spawn.Pipe(duplex=False)
+        self._context = _context()
+        self._theirs, self._ours = self._context.Pipe(duplex=False)
         self._pool = self._new_pool()
 
     def __enter__(self) -> Workers:
@@ -167,7 +182,7 @@ class Workers:
         self._ours.close()
 
     def _new_pool(self) -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(self.jobs, self._spawn, _start_worker, (self._theirs,))
+        return ProcessPoolExecutor(self.jobs, self._context, _start_worker, (self._theirs,))
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future[Any]:
         """As of an executor."""
