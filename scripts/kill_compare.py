@@ -46,6 +46,9 @@ COMMAND = [
     "12",
 ]
 COMMAND += ["--jobs", "1", "--tensorboard", "--out", str(OUT)]
+HEAVY = ["sodeep.comparison", "sodeep.report.figures", "sodeep.report", "torch.utils.tensorboard"]
+HEAVY += ["torch._dynamo", "scipy.stats.qmc"]  # of every optimizer, of every search
+"""Imported once, not in every process."""
 FILE_EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree"}
 
 
@@ -140,7 +143,7 @@ def differences(actual: dict[str, Any], expected: dict[str, Any]) -> list[str]:
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--files-only", is_flag=True, help="No kills after a time, which differ from machine to machine.")
 def main(kills: int, seed: int, files_only: bool) -> None:
-    for heavy in ("sodeep.report.figures", "sodeep.report", "torch.utils.tensorboard"):  # once, not in every process
+    for heavy in HEAVY:
         importlib.import_module(heavy)
     draw = random.Random(seed)
     begun = time.monotonic()
