@@ -1,12 +1,23 @@
 import gc
+import multiprocessing
 import signal
 import sys
 
 import pytest
 import torch
+import torch._dynamo
 import torch.distributed as dist
 
 torch.set_num_threads(1)  # tensors of a test are small: on a busy machine threads cost up to forty times what they save
+
+
+def pytest_collection_finish():
+    """What is there by now stays: thousands of tests, torch and its compiler. The collector need not look at it again.
+
+    The compiler would be imported by the first optimizer.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -33,6 +44,16 @@ def process_group(tmp_path):
     yield
     gc.collect()
     dist.destroy_process_group()
+
+
+@pytest.fixture(scope="session")
+def processes():
+    """The `multiprocessing` context of new processes. On Linux a server forks them that has imported torch already."""
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["sodeep.comparison.executors", "torch._dynamo"])
+    return context
 
 
 @pytest.fixture

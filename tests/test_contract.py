@@ -570,24 +570,6 @@ def test_relevance_as_numbers(name):
 
 
 @every_loss
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, from tracing
-def test_compiles_into_one_graph(name):
-    member = LOSSES[name]
-    options = {**member.options, "rank_fn": sigmoid_rank} if "rank_fn" in member.options else member.options
-    loss = partial(member.function, **options)
-    scores, target = draw(member, 4, 7)
-    where = torch.ones(4, 7, dtype=torch.bool)
-    where[:2, 5:] = False
-    where[3] = False
-    torch.compiler.reset()
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager", dynamic=False)
-    values_are_equal(
-        value_and_grad(compiled, scores, target, where=where), value_and_grad(loss, scores, target, where=where)
-    )
-    values_are_equal(compiled(scores, target, where=where), loss(scores, target, where=where))  # no gradient is wanted
-
-
-@every_loss
 def test_functional_transforms(name):
     member = LOSSES[name]
     scores, target = draw(member)
@@ -1092,25 +1074,37 @@ every_function = pytest.mark.parametrize(
 @every_function
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, from tracing
 def test_lists_of_twenty_lengths_take_two_compilations(name):
-    """One for the first length, one for all others, in one graph each."""
+    """One for the first length, one for all others, in one graph each; for a loss also one without a gradient.
+
+    At the first length a loss is compiled backward too.
+    """
     function, arguments = calls_of(name)
+    of_loss = name in LOSSES
+    aot = torch._dynamo.lookup_backend("aot_eager")
     compilations = 0
 
-    def backend(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
         nonlocal compilations
         compilations += 1
-        return graph.forward
+        return aot(graph, inputs) if of_loss and compilations <= 2 else graph.forward
 
     torch.compiler.reset()
     compiled = torch.compile(function, fullgraph=True, backend=backend)
     masked = "Loss" not in name
     for n in range(5, 25):
+        real = [n, n - 2, 0, 2] if of_loss else [n, n, n - 1, 2]
+        options = {"where": torch.arange(n) < torch.tensor(real).unsqueeze(1)} if masked else {}
         scores, *rest = arguments(n)
-        options = {"where": torch.arange(n) < torch.tensor([[n], [n], [n - 1], [2]])} if masked else {}
+        if of_loss and n == 5:
+            values_are_equal(compiled(scores, *rest, **options), function(scores, *rest, **options))
+            assert compilations == 1
+        if of_loss and n in (5, 7):
+            values_are_equal(*(value_and_grad(loss, scores, *rest, **options) for loss in (compiled, function)))
+            continue
         result = compiled(scores.requires_grad_(), *rest, **options)
         if n % 7 == 0:
             values_are_equal(result.detach(), function(scores, *rest, **options).detach())
-    assert compilations <= 2
+    assert compilations <= 2 + of_loss
 
 
 # ---- losses, metrics and rank functions: forward mode, and tensors of inference mode ---------------------------------
