@@ -546,9 +546,9 @@ def _results(rank: int) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def two_processes(tmp_path_factory) -> list[dict]:
+def two_processes(tmp_path_factory, processes) -> list[dict]:
     folder: Path = tmp_path_factory.mktemp("gloo")
-    mp.spawn(_worker, args=(str(folder),), nprocs=2)
+    mp.start_processes(_worker, args=(str(folder),), nprocs=2, start_method=processes.get_start_method())
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 

@@ -177,15 +177,19 @@ def test_ties_are_the_mean_over_their_orders(seed, k):
     scores, relevance = scores[0], relevance[0]
     relevant = relevance > 1
     relevant[0] = True
-    sums = {"err": 0.0, "rr": 0.0, "precision": 0.0, "ndcg": 0.0}
-    orders = list(itertools.permutations(range(6)))
-    for order in orders:
-        ordered = sorted(order, key=lambda i: -scores[i].item())  # sorted() is stable
-        hits = [bool(relevant[i]) for i in ordered][:k]
-        sums["err"] += loop_err(relevance[ordered].tolist(), 3, k)
+    values, grades, is_relevant = scores.tolist(), relevance.tolist(), relevant.tolist()
+    sums = {"err": 0.0, "rr": 0.0, "precision": 0.0}
+    orders = [
+        sorted(order, key=lambda i: -values[i])  # sorted() is stable
+        for order in itertools.permutations(range(6))
+    ]
+    for ordered in orders:
+        hits = [is_relevant[i] for i in ordered][:k]
+        sums["err"] += loop_err([grades[i] for i in ordered], 3, k)
         sums["rr"] += 1 / (hits.index(True) + 1) if any(hits) else 0.0
         sums["precision"] += sum(hits) / (k or 6)
-        sums["ndcg"] += ndcg(-torch.arange(6.0, dtype=F64), relevance[ordered], k).item()
+    untied = -torch.arange(6.0, dtype=F64).expand(len(orders), 6)
+    sums["ndcg"] = ndcg(untied, relevance[torch.tensor(orders)], k).sum().item()
     ours = {
         "err": expected_reciprocal_rank(scores, relevance, 3, k),
         "rr": reciprocal_rank(scores, relevant, k),

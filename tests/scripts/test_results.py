@@ -4,22 +4,44 @@ import importlib.util
 import json
 import os
 import re
+import subprocess
+import sys
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from click.testing import CliRunner
 
+from sodeep.cli import main
 from sodeep.comparison.runs import read_runs
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
+def run_command(arguments):
+    """In a process of its own: `sodeep` with these arguments."""
+    sys.argv = ["sodeep", *arguments]
+    main()
+
+
 @pytest.fixture
-def script(request, monkeypatch):
-    """The script as a module."""
+def script(request, monkeypatch, processes):
+    """The script as a module; processes that it starts need not import torch anew."""
+
+    def start(command, cwd):
+        assert command[:3] == [sys.executable, "-m", "sodeep"]
+        process = processes.Process(target=run_command, args=(command[3:],))
+        process.start()
+
+        def wait(seconds):
+            process.join(seconds)
+            return process.exitcode
+
+        return SimpleNamespace(wait=wait)
+
     if request.param == "make_results":
         pytest.importorskip("matplotlib")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(SCRIPTS.parent), os.environ.get("PYTHONPATH")])))
@@ -27,6 +49,9 @@ def script(request, monkeypatch):
     loader = SourceFileLoader(request.param, str(SCRIPTS / f"{request.param}.py"))
     module = module_from_spec(spec_from_loader(request.param, loader))
     loader.exec_module(module)
+    if request.param == "make_results":
+        started = SimpleNamespace(Popen=start, run=subprocess.run, TimeoutExpired=subprocess.TimeoutExpired)
+        monkeypatch.setattr(module, "subprocess", started)
     return module
 
 

@@ -94,9 +94,9 @@ def worker(rank, folder, world):
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory):
+def two(tmp_path_factory, processes):
     folder = tmp_path_factory.mktemp("processes")
-    mp.spawn(worker, args=(str(folder), 2), nprocs=2)
+    mp.start_processes(worker, args=(str(folder), 2), nprocs=2, start_method=processes.get_start_method())
     return folder, [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
 
 

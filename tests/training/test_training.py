@@ -7,7 +7,6 @@ import math
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import threading
 
@@ -30,6 +29,8 @@ from sodeep.training.train import TrainingInterrupted, _read_state, state_path, 
 
 TINY = {"lr": 2e-3, "steps": 6, "batch_size": 2, "lengths": (4, 12), "validate_every": 2}
 DISTRIBUTIONS = {"normal": 1.0, "ties": 1.0}
+CNN = {"sorter": "cnn", "seq_len": 40, "validate_every": 6}
+"""Validated once: the statistics of its batch norms take as long as all of its steps."""
 
 
 def tiny(**changes):
@@ -186,7 +187,7 @@ def test_a_compiled_run_is_the_same(monkeypatch):
 # ---- reproducible --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("changes", [{}, {"sorter": "cnn", "seq_len": 40}, {"sorter": "lstm", "seq_len": 5}])
+@pytest.mark.parametrize("changes", [{}, CNN, {"sorter": "lstm", "seq_len": 5}])
 def test_same_seed_same_file(tmp_path, changes):
     for name in ("a", "b"):
         train_sorter(tiny(**changes), out=tmp_path / name)
@@ -366,7 +367,7 @@ def test_own_scores_take_part(tmp_path):
 # ---- interruptible -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("changes", [{}, {"ema": 0.9}, {"sorter": "cnn", "seq_len": 40}, {"gradient_weight": 0.0}])
+@pytest.mark.parametrize("changes", [{}, {"ema": 0.9}, CNN, {"gradient_weight": 0.0}])
 def test_resume_reaches_the_same_weights(tmp_path, monkeypatch, changes):
     whole = train_sorter(tiny(**changes), out=tmp_path / "whole")
     interrupt_after(monkeypatch, step=3)  # between two validations
@@ -402,29 +403,29 @@ def test_sigterm_saves_too(tmp_path, monkeypatch):
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
+def train_until_killed(config, out, threads):
+    """In a process of its own."""
+    torch.set_num_threads(threads)  # as there: other numbers make other sums
+    objective = training.run.Run.objective
+
+    def killed(run, scores, generator):
+        if run.step == 3 and generator is run.generator:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return objective(run, scores, generator)
+
+    training.run.Run.objective = killed
+    train_sorter(config, out=out)
+
+
 @pytest.mark.parametrize("changes", [{}, {"ema": 0.9}])
-def test_killed_run_resumes_to_the_same_weights(tmp_path, changes):
+def test_killed_run_resumes_to_the_same_weights(tmp_path, changes, processes):
     """kill -9 in the middle of step 4: step 3 is done again, from the state that step 2 left."""
     whole = train_sorter(tiny(**changes), out=tmp_path / "whole")
-    code = f"""
-import os, signal, sys
-import torch
-import sodeep
-from sodeep import training
-
-torch.set_num_threads({torch.get_num_threads()})  # as here: other numbers make other sums
-objective = training.run.Run.objective
-
-def killed(run, scores, generator):
-    if run.step == 3 and generator is run.generator:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return objective(run, scores, generator)
-
-training.run.Run.objective = killed
-sodeep.train_sorter(sodeep.TrainConfig(**{tiny(**changes).to_dict()!r}), out=sys.argv[1])
-"""
     out = tmp_path / "killed"
-    assert subprocess.run([sys.executable, "-c", code, str(out)]).returncode == -signal.SIGKILL
+    process = processes.Process(target=train_until_killed, args=(tiny(**changes), out, torch.get_num_threads()))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     assert not out.exists()
     assert _read_state(state_path(out))[1]["step"] == 2
     resumed = train_sorter(out=out, resume=True)
