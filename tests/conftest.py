@@ -1,5 +1,7 @@
 import gc
 import multiprocessing
+import os
+import runpy
 import signal
 import sys
 
@@ -54,6 +56,28 @@ def processes():
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["sodeep.comparison.executors", "torch._dynamo"])
     return context
+
+
+def run_as_main(script, options, output):
+    """In a process of its own: a script, with what it prints in a file."""
+    sys.argv = [str(script), *options]
+    written = os.open(output, os.O_WRONLY | os.O_CREAT)
+    for stream in (1, 2):
+        os.dup2(written, stream)
+    runpy.run_path(str(script), run_name="__main__")
+
+
+@pytest.fixture
+def run_script(processes, tmp_path):
+    """Runs a script to its end; gives its exit status and what it printed."""
+
+    def run(script, *options):
+        process = processes.Process(target=run_as_main, args=(script, options, tmp_path / "printed"))
+        process.start()
+        process.join()
+        return process.exitcode, (tmp_path / "printed").read_text(encoding="utf-8")
+
+    return run
 
 
 @pytest.fixture

@@ -1457,15 +1457,16 @@ def test_a_log_that_cannot_be_written_leaves_the_old_one(finished, tmp_path, mon
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_killed_comparisons_end_as_others_do():
+def test_killed_comparisons_end_as_others_do(run_script):
     """Many more kills are made by the script itself; the moments of these are the same everywhere."""
     pytest.importorskip("matplotlib")
     script = Path(__file__).parents[2] / "scripts/kill_compare.py"
     options = ["--kills", "2", "--seed", "1", "--files-only"]
-    done = subprocess.run([sys.executable, script, *options], capture_output=True, text=True, check=False)
+    status, output = run_script(script, *options)
+    assert status == 0, output
     assert re.fullmatch(
-        r"2 kills, \d+ comparisons?: all equal to one without kills, nothing left over; \d+ s\n", done.stdout
-    ), done
+        r"2 kills, \d+ comparisons?: all equal to one without kills, nothing left over; \d+ s\n", output
+    )
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")

@@ -1,7 +1,6 @@
 """scripts/fuzz_files.py and scripts/kill_training.py: a small version of each, and that they see what they look for."""
 
 import os
-import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -14,21 +13,15 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the scripts rea
 pytest.importorskip("PIL")
 
 
-def run(script, *options):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SCRIPTS.parent), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / script), *options], capture_output=True, text=True, env=environment
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+def test_damaged_files_are_one_message(run_script):
+    status, output = run_script(SCRIPTS / "fuzz_files.py", "--files", "37", "--seed", "1")
+    assert status == 0, output
+    assert output.endswith("37 files, 0 faults\n")
 
 
-def test_damaged_files_are_one_message():
-    assert run("fuzz_files.py", "--files", "37", "--seed", "1").endswith("37 files, 0 faults\n")
-
-
-def test_killed_training_ends_up_as_if_it_had_not_been():
-    output = run("kill_training.py", "--kills", "2", "--seed", "1")
+def test_killed_training_ends_up_as_if_it_had_not_been(run_script):
+    status, output = run_script(SCRIPTS / "kill_training.py", "--kills", "2", "--seed", "1")
+    assert status == 0, output
     assert output.startswith("2 kills of ")
     assert output.endswith(": 0 differences from a run that was never stopped in weights, log and files\n")
 
