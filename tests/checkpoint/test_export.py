@@ -16,7 +16,8 @@ from sodeep._core.extras import MissingPackageError
 )
 def test_program_is_the_sorter(tmp_path, name, seq_len, n, shape):
     sorter = sodeep.build_sorter(name, seq_len).freeze()
-    sodeep.export_sorter(tmp_path / "s.pt2", sorter, n)
+    with torch.set_grad_enabled(name != "set" or n is None):  # a program made without gradients has them all the same
+        sodeep.export_sorter(tmp_path / "s.pt2", sorter, n)
     program = torch.export.load(tmp_path / "s.pt2").module()
     results = []
     for function in (sorter, program):
@@ -58,15 +59,6 @@ def test_a_sorter_in_training_is_exported_as_it_will_be_used(tmp_path):
     program = torch.export.load(tmp_path / "cnn.pt2").module()
     scores = torch.randn(5, 40, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(program(scores), sorter.freeze()(scores))
-
-
-def test_a_program_made_without_gradients_has_one(tmp_path):
-    with torch.no_grad():
-        export_sorter(tmp_path / "s.pt2", build_sorter("set"))
-    program = torch.export.load(tmp_path / "s.pt2").module()
-    scores = torch.randn(2, 9, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    program(scores).square().sum().backward()
-    assert scores.grad.abs().sum() > 0
 
 
 def onnx_file(path, sorter, n=None):
