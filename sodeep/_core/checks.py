@@ -39,7 +39,7 @@ def traces_no_gradient(x: Tensor) -> bool:
 
 def in_forward_mode() -> bool:
     """True inside `torch.func.jvp`, `torch.func.jacfwd` and `torch.autograd.forward_ad.dual_level`."""
-    return not compiling() and forward_ad._current_level >= 0
+    return not torch.compiler.is_compiling() and forward_ad._current_level >= 0
 
 
 def readable(x: Tensor) -> bool:
@@ -48,12 +48,21 @@ def readable(x: Tensor) -> bool:
     Inside a transform `x` itself may be an ordinary tensor while another argument (its mask, say) is not. Forward mode
     takes the same code paths, which consist of operations that torch can differentiate.
     """
-    return not (compiling() or torch._C._are_functorch_transforms_active() or in_forward_mode() or x.is_meta)
+    return not (  # without further calls: a loss of a small batch asks often
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or x.is_meta
+    )
 
 
 def ordinary(x: Tensor) -> Tensor:
     """`x`, or a copy of it if it was made in inference mode: a graph outside that mode cannot hold such a tensor."""
-    return x.clone() if not compiling() and x.is_inference() and not torch.is_inference_mode_enabled() else x
+    return (
+        x.clone()
+        if not torch.compiler.is_compiling() and x.is_inference() and not torch.is_inference_mode_enabled()
+        else x
+    )
 
 
 def check_scores(scores: object, name: str = "scores") -> Tensor:
@@ -130,7 +139,7 @@ def check_finite(
 
     Reads the values, so it is skipped under torch.compile and torch.func, where NaN in gives NaN out.
     """
-    if not readable(x) or bool(torch.isfinite(x.sum())):  # a finite sum has finite terms: one quick pass
+    if not readable(x) or math.isfinite(x.detach().sum().item()):  # a finite sum has finite terms: one quick pass
         return
     bad = ~torch.isfinite(x)
     if where is not None:
@@ -150,6 +159,8 @@ def is_whole(value: object) -> bool:
 
 def is_number(value: object) -> bool:
     """A real number, numpy's included; True and False are none."""
+    if type(value) is float or type(value) is int:  # an abstract class takes longer to ask
+        return True
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 

@@ -23,7 +23,9 @@ def label_tensor(labels: Any, name: str = "labels") -> Tensor:
     values = labels.detach() if isinstance(labels, Tensor) else _from_python(labels, name)
     if values.is_complex():
         raise TypeError(f"`{name}` must be numbers or strings, got {describe(labels)}.")
-    return values if values.is_floating_point() or values.dtype == torch.bool else values.long()
+    if values.dtype in (torch.int64, torch.bool) or values.is_floating_point():
+        return values
+    return values.long()
 
 
 def _from_python(labels: Any, name: str) -> Tensor:
@@ -144,6 +146,6 @@ def same_label(labels: Tensor, ref_labels: Tensor) -> Tensor:
             f"against {describe(labels)}."
         )
     if labels.ndim == 1:
-        return labels[:, None] == ref_labels[None, :]
+        return labels.unsqueeze(1) == ref_labels
     # float32 counts shared labels exactly up to 2²⁴ classes; boolean matrix products do not exist
     return labels.float() @ ref_labels.float().T > 0

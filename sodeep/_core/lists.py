@@ -18,7 +18,7 @@ from sodeep._core.checks import (
     ordinary,
     readable,
 )
-from sodeep._core.precision import wide_dtype, working_dtype
+from sodeep._core.precision import wide_dtype, widened
 
 
 class Lists(NamedTuple):
@@ -56,14 +56,16 @@ def check_lists(scores: Tensor, relevant: Tensor, where: Tensor | None = None) -
     relevant = as_relevance(relevant, scores)
     where = check_where(where, scores)
     check_finite(scores, where)
-    values = scores.to(working_dtype(scores))
+    values = widened(scores)
     if where is not None:
         # masked_fill, not a product: a masked NaN must reach neither the value nor the gradient
         values = values.masked_fill(~where, 0)
-    n = scores.shape[-1]
     positive = relevant if where is None else relevant & where
     negative = ~relevant if where is None else ~relevant & where
-    return Lists(values.reshape(-1, n), positive.reshape(-1, n), negative.reshape(-1, n), where is not None)
+    if scores.ndim != 2:
+        n = scores.shape[-1]
+        values, positive, negative = values.reshape(-1, n), positive.reshape(-1, n), negative.reshape(-1, n)
+    return Lists(values, positive, negative, where is not None)
 
 
 def check_target(

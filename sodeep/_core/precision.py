@@ -26,6 +26,11 @@ def working_dtype(*tensors: Tensor) -> torch.dtype:
     return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
 
 
+def widened(x: Tensor) -> Tensor:
+    """`x` in its `working_dtype`; a call of `to` takes as long as a small kernel, even where it has nothing to do."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.to(torch.float32)
+
+
 def wide_dtype(x: Tensor) -> torch.dtype:
     """The dtype for sums that must not round: float64, where the device of `x` has it."""
     return torch.float32 if x.device.type == "mps" else torch.float64
@@ -36,6 +41,8 @@ def full_precision(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not torch.compiler.is_compiling() and not torch._C._is_any_autocast_enabled():
+            return function(*args, **kwargs)
         for argument in (*args, *kwargs.values()):
             if isinstance(argument, Tensor) and _in_autocast(argument.device.type):
                 with torch.autocast(argument.device.type, enabled=False):

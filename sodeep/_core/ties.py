@@ -36,12 +36,16 @@ def tie_equal_rows(scores: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 def copies_of(rows: Tensor) -> tuple[Tensor, Tensor] | None:
     """Rows that occur more than once (k,), and for each the first row equal to it (k,); None if there are none."""
-    column = rows[:, 0]
-    if column.device.type == "cpu":  # nearly always all differ in one place already, which numpy sees at once
-        ordered = np.sort(column.numpy())
-        if not (ordered[1:] == ordered[:-1]).any():
+    if rows.is_cpu:  # nearly always all differ in one place already, which is seen at once
+        column = rows.numpy()[:, 0]
+        if column.size <= 256:
+            differ = len(set(column.tolist())) == column.size
+        else:
+            ordered = np.sort(column)
+            differ = not (ordered[1:] == ordered[:-1]).any()
+        if differ:
             return None
-    some = _shared(column)
+    some = _shared(rows[:, 0])
     some = some[_shared(rows[some].amax(-1))]  # exact in any order, and rarely one number for two rows
     if len(some) == 0:
         return None

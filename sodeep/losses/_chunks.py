@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sodeep._core.checks import readable
+from sodeep._core.checks import compiling, readable
 
 SMALL = 2**21
 """Scores of a batch that is taken whole: up to here chunks are no faster, and little is to be saved."""
@@ -29,6 +29,11 @@ def chunk_elements(device: torch.device) -> int:
     return 2**17 if device.type == "cpu" else 2**23
 
 
+def are_few(scores: object) -> bool:
+    """Whether chunks need not be thought of: scores of a small batch, or a graph, which takes all lists at once."""
+    return isinstance(scores, Tensor) and (compiling() or scores.numel() <= SMALL_RANKED)
+
+
 def in_chunks(run: Callable[..., Any], given: Mapping[str, Any]) -> Tensor | None:
     """The values (Q,) of the loss ``run(**given)``, NaN where a list is undefined; None where chunks do not fit or pay.
 
@@ -38,9 +43,10 @@ def in_chunks(run: Callable[..., Any], given: Mapping[str, Any]) -> Tensor | Non
     scores = given.get("scores")
     if not isinstance(scores, Tensor) or scores.ndim != 2 or not readable(scores):
         return None
+    elements = scores.numel()
     small = SMALL_RANKED if any(isinstance(name, str) and "rank_fn" in name for name in given) else SMALL
     size = max(1, chunk_elements(scores.device) // max(1, scores.shape[1]))
-    if scores.numel() <= max(small, chunk_elements(scores.device)) or len(scores) <= size:
+    if elements <= max(small, chunk_elements(scores.device)) or len(scores) <= size:
         return None
     tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
     rest = {name: value for name, value in given.items() if name not in tensors}

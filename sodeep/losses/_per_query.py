@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sodeep._core.checks import compiling, in_forward_mode, traces_no_gradient
+from sodeep._core.checks import compiling, in_forward_mode, readable, traces_no_gradient
 from sodeep._core.lists import Lists
 from sodeep.losses._chunks import chunk_elements as chunk_elements
 
@@ -71,8 +71,25 @@ class _PerQueryForward(_PerQuery):
         return (slope * moved).sum(1), torch.full_like(slope, torch.nan)  # the slope has no derivative of its own
 
 
+class _PerQueryAlone(torch.autograd.Function):
+    """The same for an ordinary call: what torch.func needs takes as long as several kernels of a short list."""
+
+    @staticmethod
+    def forward(ctx: Any, operator: Operator, scores: Tensor, positive: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+        output = operator(scores, positive, *options)
+        _PerQuery.setup_context(ctx, (operator, scores, positive, *options), output)
+        return output
+
+    backward = _PerQuery.backward
+
+
 def apply_operator(operator: Operator, scores: Tensor, positive: Tensor, *options: Any) -> Any:
-    function = _PerQueryForward if in_forward_mode() else _PerQuery
+    function: type[torch.autograd.Function] = _PerQuery
+    if readable(scores):
+        # the node is for graphs, and to be called it takes as long as a loss of a small batch
+        function, operator = _PerQueryAlone, getattr(operator, "_init_fn", operator)
+    elif in_forward_mode():
+        function = _PerQueryForward
     return function.apply(operator, scores, positive, *options)  # type: ignore[no-untyped-call]
 
 

@@ -23,6 +23,14 @@ def bound(x: Tensor) -> Tensor:
     return x.clamp_min_(-end).clamp_max_(end)
 
 
+def logsumexp_with_softmax(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """`logsumexp` and its gradient, without a graph that is stable."""
+    # finite, since a row of -inf would have a NaN softmax, and far enough from the end of the range to be added to
+    x = torch.where(mask, x, torch.finfo(x.dtype).min / 4)
+    softmax = x.softmax(-1)
+    return x.amax(-1) - softmax.amax(-1).log(), softmax
+
+
 class _LogSumExp(torch.autograd.Function):
     """Log of the sum of e^x over the entries in `mask` (last axis); very low, with zero gradient, where it has none.
 
@@ -34,10 +42,7 @@ class _LogSumExp(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        # finite, since a row of -inf would have a NaN softmax, and far enough from the end of the range to be added to
-        x = torch.where(mask, x, torch.finfo(x.dtype).min / 4)
-        softmax = x.softmax(-1)
-        return x.amax(-1) - softmax.amax(-1).log(), softmax
+        return logsumexp_with_softmax(x, mask)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:

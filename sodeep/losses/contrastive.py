@@ -65,11 +65,12 @@ def contrastive_loss(
     """
     lists = check_lists(scores, relevant, where)
     s, positive, negative, _ = lists
-    with torch.no_grad():  # once it is known which hinges are active, their means are linear in the scores
-        near, far = negative & (s > negative_margin), positive & (s < positive_margin)
-        num_near, num_far = near.sum(-1, keepdim=True), far.sum(-1, keepdim=True)
-        weights = near / num_near.clamp(min=1).to(s.dtype) - far / num_far.clamp(min=1).to(s.dtype)
-    bounds = positive_margin * (num_far > 0).to(s.dtype) - negative_margin * (num_near > 0).to(s.dtype)
+    # once it is known which hinges are active, their means are linear in the scores
+    fixed = s.detach()
+    near, far = (fixed > negative_margin) & negative, (fixed < positive_margin) & positive
+    num_near, num_far = near.sum(-1, keepdim=True, dtype=s.dtype), far.sum(-1, keepdim=True, dtype=s.dtype)
+    weights = near / num_near.clamp(min=1) - far / num_far.clamp(min=1)
+    bounds = positive_margin * num_far.clamp(max=1) - negative_margin * num_near.clamp(max=1)
     values = (weights * s).sum(-1) + bounds.squeeze(-1)
     return reduce_defined(values, (positive | negative).any(-1), scores, reduction, return_stats, needs="a real item")
 
@@ -95,6 +96,10 @@ FEW_POSITIVES = 16
 """Up to so many a list, going through them one by one is quicker than sorting."""
 
 
+FEW_TRIPLETS = 2**16
+"""Up to so many, they are gone through at once."""
+
+
 @torch.no_grad()
 def _active_triplets(lists: Lists, margin: float, semihard: bool) -> tuple[Tensor, Tensor]:
     """In how many active triplets each positive and each negative is: two (Q, N), 0 elsewhere.
@@ -106,7 +111,15 @@ def _active_triplets(lists: Lists, margin: float, semihard: bool) -> tuple[Tenso
     most = int(positive.sum(-1).max()) if len(s) and readable(s) else s.shape[-1]
     if not compiling() and most <= FEW_POSITIVES:  # a compiled graph would be for this number only
         rising, order = marked.topk(most, largest=False)
-        count_n, counts, above = torch.zeros_like(marked), torch.zeros_like(rising), s + margin
+        above = s + margin
+        if most * s.numel() <= FEW_TRIPLETS:
+            active = (rising.unsqueeze(2) < above.unsqueeze(1)) & negative.unsqueeze(1)  # (Q, positives, N)
+            if semihard:
+                active &= rising.unsqueeze(2) > s.unsqueeze(1)
+            return torch.zeros_like(marked).scatter_(-1, order, active.sum(2, dtype=s.dtype)), active.sum(
+                1, dtype=s.dtype
+            )
+        count_n, counts = torch.zeros_like(marked), torch.zeros_like(rising)
         for k in range(most):
             active = negative & (rising[:, k : k + 1] < above)
             if semihard:
@@ -196,8 +209,10 @@ def triplet_loss(
         # A sum of hinges is linear in the scores once it is known which are active. So all that is needed is in how
         # many active triplets each item is, and these counts are the gradient.
         count_p, count_n = _active_triplets(lists, margin, semihard=mining == "semihard")
-        active = count_p.sum(-1)
-        values = (((count_n - count_p) * s).sum(-1) + margin * active) / active.clamp(min=1)
+        active = count_p.sum(-1, keepdim=True)
+        weights = (count_n - count_p) / active.clamp(min=1)
+        bounds = margin * active.squeeze(-1).clamp(max=1)
+        values = (weights * s).sum(-1) + bounds
     return reduce_over_both(values, lists, scores, reduction, return_stats)
 
 

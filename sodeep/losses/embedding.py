@@ -276,7 +276,7 @@ class EmbeddingLoss(OnEmbeddings):
         self._check_sets(embeddings, ref_embeddings, ref_labels, keys, memory, indices_tuple)
         batch = self._read(embeddings, labels, ref_embeddings, keys, memory, where, ids, ref_ids, indices_tuple)
         queries, references, first, pairs = batch.queries, batch.references, batch.first, batch.pairs
-        n, m, device = len(queries.embeddings), len(references.embeddings), queries.embeddings.device
+        n, m, device = queries.embeddings.shape[0], references.embeddings.shape[0], queries.embeddings.device
 
         if indices_tuple is not None:
             relevant, mined = _mined_pairs(indices_tuple, n, m, device)
@@ -298,13 +298,13 @@ class EmbeddingLoss(OnEmbeddings):
         def without_self(x: Tensor) -> Tensor:
             return drop_diagonal(x, first) if batch.themselves else x
 
-        # one tensor for both sides where they are the same rows: they are brought to unit length once
-        sets: list[Tensor | None] = [None if references.embeddings is queries.embeddings else references.embeddings]
+        others_alone = batch.themselves and references.embeddings is queries.embeddings
+        sets: list[Tensor | None] = [None if others_alone else references.embeddings]
         past = None if memory is None else memory.past()
         if past is not None:
             sets.append(past[0])
         scores, *past_scores = similarities_to(queries.embeddings, sets, self.similarity)
-        scores, relevant = without_self(scores), without_self(relevant)
+        scores, relevant = scores if others_alone else without_self(scores), without_self(relevant)
         pairs = pairs if pairs is None else without_self(pairs)
         if memory is not None and past is not None:
             _, past_labels, past_ids = past
@@ -380,8 +380,8 @@ class EmbeddingLoss(OnEmbeddings):
         """The arguments of a call, checked and converted: masked rows zeroed, the rows of all processes with gather."""
         references = None if ref_embeddings is embeddings else ref_embeddings
         references = references if keys is None else keys
-        n = len(embeddings)
-        rows, pairs = self._masks(where, n, n if references is None else len(references), embeddings)
+        n = embeddings.shape[0]
+        rows, pairs = self._masks(where, n, n if references is None else references.shape[0], embeddings)
         if labels is not None or indices_tuple is None or memory is not None:
             labels = self._labels(labels, rows, embeddings, ref_embeddings, keys, memory)
             if indices_tuple is not None:  # relevance comes from it, but labels must still fit the batch
@@ -429,8 +429,9 @@ class EmbeddingLoss(OnEmbeddings):
         memory: EmbeddingMemory | None,
     ) -> Tensor:
         """Labels as a tensor, those of masked rows zeroed; checked where they cannot be a relevance matrix."""
-        n = len(embeddings)
-        given = label_tensor(labels).to(embeddings.device)
+        n = embeddings.shape[0]
+        given = label_tensor(labels)
+        given = given if given.device == embeddings.device else given.to(embeddings.device)
         square = given.dtype == torch.bool and given.shape == (n, n) and n > 1
         option = self._fixed_references(memory, keys)
         if square and option:

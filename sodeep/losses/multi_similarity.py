@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from sodeep._core.checks import check_number, check_positive
-from sodeep._core.lists import Lists, check_lists, masked_mean
+from sodeep._core.derivatives import closed_form
+from sodeep._core.lists import check_lists, masked_mean
 from sodeep.groups import GroupIds
 from sodeep.losses._base import ListStats, Loss, loss_function, optional, reduce_defined, reduce_over_both
 from sodeep.losses._sums import bound, logsumexp_of_sides, softplus
@@ -89,10 +90,10 @@ class LiftedStructureLoss(Loss[ListStats]):
 STEEPNESS: dict[str, Any] = {"alpha": check_positive, "beta": check_positive, "base": check_number}
 
 
-def _exponent(lists: Lists, alpha: float, beta: float, base: float) -> Tensor:
+def _exponent(s: Tensor, positive: Tensor, alpha: float, beta: float, base: float) -> Tensor:
     """The exponents: alpha (base - s) for positives, beta (s - base) for the others."""
-    above = lists.scores - base
-    return bound(torch.where(lists.positive, -alpha * above, beta * above))
+    above = s - base
+    return torch.where(positive, -alpha * above, beta * above)
 
 
 @loss_function(**STEEPNESS)
@@ -140,7 +141,7 @@ def binomial_deviance_loss(
     """
     lists = check_lists(scores, relevant, where)
     _, positive, negative, _ = lists
-    deviance = softplus(_exponent(lists, alpha, beta, base))
+    deviance = softplus(bound(_exponent(lists.scores, lists.positive, alpha, beta, base)))
     values = masked_mean(deviance, positive) + masked_mean(deviance, negative)
     return reduce_defined(values, (positive | negative).any(-1), scores, reduction, return_stats, needs="a real item")
 
@@ -208,7 +209,7 @@ def bin_lifted_loss(
     """
     lists = check_lists(scores, relevant, where)
     _, positive, negative, _ = lists
-    x = _exponent(lists, alpha, beta, base)
+    x = bound(_exponent(lists.scores, lists.positive, alpha, beta, base))
     deviance = softplus(x)
     lifted_p, lifted_n = logsumexp_of_sides(x, positive, negative)
     term_p = torch.where(positive, deviance, 0.0).sum(-1) + lifted_p
@@ -282,18 +283,34 @@ def multi_similarity_loss(
     """
     lists = check_lists(scores, relevant, where)
     s, positive, negative, _ = lists
-    x = _exponent(lists, alpha, beta, base)
     if epsilon is not None:
         fixed = s.detach()
-        infinity = float("inf")
-        lowest_positive = fixed.masked_fill(~positive, infinity).amin(-1, keepdim=True)
-        highest_negative = fixed.masked_fill(~negative, -infinity).amax(-1, keepdim=True)
+        lowest_positive = torch.where(positive, fixed, torch.inf).amin(-1, keepdim=True)
+        highest_negative = torch.where(negative, fixed, -torch.inf).amax(-1, keepdim=True)
         # not "fixed < ...", which would leave NaN out
         positive = positive & ~(fixed >= highest_negative + epsilon)
         negative = negative & ~(fixed <= lowest_positive - epsilon)
-    term_p, term_n = softplus(logsumexp_of_sides(x, positive, negative))
-    values = term_p / alpha + term_n / beta
-    return reduce_over_both(values, lists, scores, reduction, return_stats)
+
+    def plain(s: Tensor) -> Tensor:
+        x = bound(_exponent(s, lists.positive, alpha, beta, base))
+        term_p, term_n = softplus(logsumexp_of_sides(x, positive, negative))
+        values: Tensor = term_p / alpha + term_n / beta
+        return values
+
+    def with_slope(s: Tensor) -> tuple[Tensor, Tensor] | None:
+        """By the sums of exponentials as they are, one exponential in place of two."""
+        if not s.is_cpu or s.numel() == 0:  # on a GPU the look at the exponents would wait for it
+            return None
+        x = _exponent(s, lists.positive, alpha, beta, base)
+        if not float(x.max()) < 40:
+            return None
+        e = x.clamp_(min=-80).exp_()
+        e_p, e_n = e * positive, e * negative
+        sum_p, sum_n = e_p.sum(-1, keepdim=True), e_n.sum(-1, keepdim=True)
+        values = (sum_p.log1p() / alpha).add_(sum_n.log1p() / beta).squeeze(-1)
+        return values, e_n.div_(sum_n.add_(1)).sub_(e_p.div_(sum_p.add_(1)))
+
+    return reduce_over_both(closed_form(s, with_slope, plain), lists, scores, reduction, return_stats)
 
 
 class MultiSimilarityLoss(Loss[ListStats]):

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from sodeep._core.checks import check_positive, describe, readable
+from sodeep._core.derivatives import closed_form
 from sodeep._core.lists import Lists, check_lists, masked_mean
 from sodeep.groups import GroupIds
 from sodeep.losses._base import ListStats, Loss, loss_function, reduce_over_both
-from sodeep.losses._sums import bound, logsumexp, logsumexp_of_sides, softplus
+from sodeep.losses._sums import bound, logsumexp, logsumexp_of_sides, logsumexp_with_softmax, softplus
 
 
 def _check_temperature(temperature: Any, name: str) -> Any:
@@ -81,9 +82,25 @@ def nt_xent_loss(
         tensor(0.5514)
     """
     lists = check_lists(scores, relevant, where)
-    s = _in_units(lists.scores, temperature)
-    below = softplus(logsumexp(s, lists.negative).unsqueeze(-1) - s)
-    return reduce_over_both(masked_mean(below, lists.positive), lists, scores, reduction, return_stats)
+    s, positive, negative, _ = lists
+
+    def plain(s: Tensor) -> Tensor:
+        s = _in_units(s, temperature)
+        return masked_mean(softplus(logsumexp(s, negative).unsqueeze(-1) - s), positive)
+
+    def with_slope(s: Tensor) -> tuple[Tensor, Tensor] | None:
+        if isinstance(temperature, Tensor):  # its gradient is not part of this
+            return None
+        s = _in_units(s, temperature)
+        total, softmax = logsumexp_with_softmax(s, negative)
+        ahead = total.unsqueeze(-1) - s
+        share = positive / positive.sum(-1, keepdim=True, dtype=s.dtype).clamp_(min=1)
+        values = (softplus(ahead) * share).sum(-1)
+        share *= ahead.sigmoid_()
+        return values, (softmax * share.sum(-1, keepdim=True)).sub_(share).div_(temperature)
+
+    values = closed_form(s, with_slope, plain)
+    return reduce_over_both(values, lists, scores, reduction, return_stats)
 
 
 class NTXentLoss(Loss[ListStats]):
@@ -156,51 +173,29 @@ LEAST_FRACTION = 1e-20
 """Where the positives have a smaller fraction of the sum of e^x over their list, some of them may have underflowed."""
 
 
-class _LogRatio(torch.autograd.Function):
-    """log(1 + N/P) for the sums P and N of e^x over two sides of a list, from the softmax of the whole list.
-
-    One exponential in place of the two of `logsumexp_of_sides`, which remains for lists whose P underflows, and for
-    torch.func.
-    """
-
-    @staticmethod
-    def parts(x: Tensor, positive: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The softmax of the positives and that of the others (Q, N), and the sums of both (Q,)."""
-        softmax = x.softmax(-1)
-        softmax_p = softmax * positive
-        softmax_n = softmax - softmax_p
-        return softmax_p, softmax_n, softmax_p.sum(-1), softmax_n.sum(-1)
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, positive: Tensor, *parts: Tensor) -> Tensor:
-        ctx.save_for_backward(x, positive, *parts)
-        return (parts[3] / parts[2]).log1p()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, positive, *parts = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a second derivative is wanted
-            parts = _LogRatio.parts(x, positive)
-        softmax_p, softmax_n, sum_p, sum_n = parts
-        by_n = torch.where(sum_p > 0, grad, 0)
-        by_p = -by_n * sum_n / sum_p.clamp(min=torch.finfo(x.dtype).tiny)
-        return torch.addcmul(softmax_n * by_n.unsqueeze(-1), softmax_p, by_p.unsqueeze(-1)), *[None] * 5
-
-
 def _log_ratio(x: Tensor, lists: Lists) -> Tensor:
     """log(1 + N/P) for the sums P and N of e^x over the positives and the negatives, (Q,)."""
-    if x.device.type == "cpu" and readable(x):  # on a GPU the look at P would wait for it
+
+    def plain(x: Tensor) -> Tensor:
+        log_p, log_n = logsumexp_of_sides(x, lists.positive, lists.negative)
+        return softplus(log_n - log_p)
+
+    def with_slope(x: Tensor) -> tuple[Tensor, Tensor] | None:
+        """From the softmax of the whole list, one exponential in place of two."""
+        if not x.is_cpu or x.numel() == 0:  # on a GPU the look at P would wait for it
+            return None
         if lists.masked:
             x = x.masked_fill(~(lists.positive | lists.negative), torch.finfo(x.dtype).min / 4)
-        positive = lists.positive.to(x.dtype)
-        with torch.no_grad():
-            parts = _LogRatio.parts(x, positive)
-            underflowed = (parts[2] < LEAST_FRACTION) & (positive.sum(-1) > 0)
-        if not bool(underflowed.any()):
-            result: Tensor = _LogRatio.apply(x, positive, *parts)  # type: ignore[no-untyped-call]
-            return result
-    log_p, log_n = logsumexp_of_sides(x, lists.positive, lists.negative)
-    return softplus(log_n - log_p)
+        softmax = x.softmax(-1)
+        softmax_p = softmax * lists.positive
+        softmax_n = softmax.sub_(softmax_p)
+        sum_p, sum_n = softmax_p.sum(-1, keepdim=True), softmax_n.sum(-1, keepdim=True)
+        if float(sum_p.min()) < LEAST_FRACTION:
+            return None
+        ratio = sum_n / sum_p
+        return ratio.log1p().squeeze(-1), torch.addcmul(softmax_n, softmax_p, ratio, value=-1)
+
+    return closed_form(x, with_slope, plain)
 
 
 @loss_function(temperature=_check_temperature)

@@ -31,35 +31,35 @@ def _quantized_ap(scores: Tensor, positive: Tensor, num_bins: int, low: float, h
         chunk = slice(start, start + rows)
         s, relevant = scores[chunk], positive[chunk].to(scores.dtype)
         # a score lies between two centres: each histogram (other, relevant, masked items) gets its two weights
-        steps_down = (high - s) / gap
+        steps_down = (high - s).div_(gap)
         clamped = steps_down.clamp(0, last)
         inside = steps_down.eq_(clamped)
         upper = clamped.floor().clamp_(max=last - 1).nan_to_num_(0.0)  # NaN goes on in its weight, not as an index
         to_lower = clamped.sub_(upper)
         slot = upper.add_(relevant, alpha=num_bins).add_(s == -torch.inf, alpha=2 * num_bins).long()
-        h = s.new_zeros(len(s), 3 * num_bins).scatter_add_(1, slot, 1 - to_lower)
-        h = h.scatter_add_(1, slot.add_(1), to_lower).view(-1, 3, num_bins)
-        h_positive, h_all = h[:, 1], h[:, 0] + h[:, 1]
+        h = s.new_zeros(len(s), 3 * num_bins).scatter_add_(1, slot, 1 - to_lower).scatter_add_(1, slot + 1, to_lower)
+        h_other, h_positive, _ = h.view(-1, 3, num_bins).unbind(1)
 
-        count = relevant.sum(1, keepdim=True).clamp(min=1)
-        seen_positive, seen = h_positive.cumsum(1), h_all.cumsum(1)
-        seen.masked_fill_(seen == 0, 1)
-        precision = seen_positive / seen
-        value[chunk] = (precision * h_positive / count).sum(1)
+        count = relevant.sum(1, keepdim=True).clamp_(min=1)
+        seen = torch.stack([h_positive, h_other + h_positive]).cumsum_(2)
+        seen[1].masked_fill_(seen[1] == 0, 1)
+        precision = seen[0] / seen[1]
+        share = h_positive / count
+        torch.sum(precision * share, 1, out=value[chunk])
 
         # d AP / d h_m: bin m is part of the running sums of all later bins; a relevant item also adds recall in bin m
-        by_seen = h_positive / seen / count
-        by_other = _sum_from(-by_seen * precision)
-        by_relevant = by_other + _sum_from(by_seen) + precision / count
-        by_h = torch.stack([by_other, by_relevant, torch.zeros_like(by_other)], 1).flatten(1)
-        by_step = torch.diff(by_h, dim=1, prepend=by_h[:, :1])  # from the upper centre to the lower
+        by_seen = share / seen[1]
+        by_other, by_positive = _sum_from(torch.stack([-by_seen * precision, by_seen]))
+        by_relevant = by_positive.add_(by_other).add_(precision / count)
+        by_h = torch.cat([by_other, by_relevant, torch.zeros_like(by_other)], 1)
+        by_step = by_h[:, 1:] - by_h[:, :-1]  # from the upper centre to the lower
         torch.gather(by_step, 1, slot, out=slope[chunk]).mul_(inside).div_(-gap)
     return value, slope
 
 
 def _sum_from(x: Tensor) -> Tensor:
-    """Sums of a row from each column to the last."""
-    return x.flip(1).cumsum(1).flip(1)
+    """Sums from each entry of the last axis to the end."""
+    return x.flip(-1).cumsum_(-1).flip(-1)
 
 
 @loss_function(

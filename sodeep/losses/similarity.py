@@ -2,27 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sodeep._core.checks import FIND_THE_STEP, check_choice, check_device, check_finite, describe, ordinary, readable
+from sodeep._core.derivatives import by_graph, first_derivative
 from sodeep._core.labels import as_labels, label_tensor, same_label
-from sodeep._core.precision import full_precision, wide_dtype, working_dtype
+from sodeep._core.precision import full_precision, wide_dtype, widened, working_dtype
 from sodeep._core.ties import tie_equal_rows
 
 
 def unit_rows(x: Tensor) -> Tensor:
     """Rows scaled to length 1; a zero row stays zero, with a finite gradient."""
+    if not readable(x):
+        return _scaled_to_unit(x)[0]
+    unit: Tensor = _UnitRows.apply(x)  # type: ignore[no-untyped-call]
+    return unit
+
+
+def _unit_and_length(x: Tensor) -> tuple[Tensor, Tensor]:
+    """`_scaled_to_unit` without a graph, in fewer steps where that is safe and a look at the lengths costs nothing."""
+    if x.is_cpu and x.shape[0]:
+        x = x.contiguous()  # a norm along another stride rounds differently
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        shortest, longest = torch.aminmax(length)
+        if float(shortest) > 1e-15 and float(longest) < 1e15:
+            return x / length, length
+    return _scaled_to_unit(x)
+
+
+def _scaled_to_unit(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of length 1, and the lengths (n, 1) that they had; 1 for rows of zeros."""
     # The cosine does not depend on the scale, so neither does its gradient: the largest entry may be divided out as
     # a constant, and squares of huge or tiny entries neither overflow nor vanish.
     largest = x.detach().abs().amax(-1, keepdim=True)
     zero = largest < torch.finfo(x.dtype).tiny
-    scaled = x / largest.masked_fill(zero, 1)
-    unit: Tensor = scaled / torch.linalg.vector_norm(scaled, dim=-1, keepdim=True).masked_fill(zero, 1)
-    return unit
+    largest = largest.masked_fill(zero, 1)
+    scaled = x / largest
+    length = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True).masked_fill(zero, 1)
+    return scaled / length, length * largest
+
+
+class _UnitRows(torch.autograd.Function):
+    """`unit_rows` in one node: torch's graph of it takes four times as long, on batches that fit a GPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        unit, length = _unit_and_length(x)
+        ctx.save_for_backward(x, unit, length)
+        return unit
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor | None:
+        x, unit, length = ctx.saved_tensors
+        if not first_derivative(grad):
+            return by_graph(lambda x: _scaled_to_unit(x)[0], [x], grad)[0]
+        return _by_rows(grad, unit, length)
+
+
+def _by_rows(grad: Tensor, unit: Tensor, length: Tensor) -> Tensor:
+    """The gradient by rows from that by their unit rows."""
+    along = (grad * unit).sum(-1, keepdim=True)
+    return torch.addcmul(grad, unit, along, value=-1).div_(length)
 
 
 def _cosine(x: Tensor, y: Tensor) -> Tensor:
@@ -35,14 +79,128 @@ def _dot(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _euclidean(x: Tensor, y: Tensor) -> Tensor:
+    if not readable(x):
+        return -_distances(x, y)
+    distances: Tensor = _Distances.apply(x, y)  # type: ignore[no-untyped-call]
+    return distances
+
+
+def _distances(x: Tensor, y: Tensor) -> Tensor:
     # |x|² + |y|² − 2xy is a matrix product, but in float32 its rounding puts equal rows at a distance of 1e-3 of their
     # length. float64 resolves 1e-7; what is below its rounding is 0, with gradient 0 where the root has none.
     wide = wide_dtype(x)
     a, b = x.to(wide), y.to(wide)
     sizes = a.square().sum(-1, keepdim=True) + b.square().sum(-1)
-    squares = sizes - 2 * a @ b.T
+    squares = torch.addmm(sizes, a, b.T, alpha=-2)
     same = squares <= 16 * torch.finfo(wide).eps * sizes
-    return -squares.masked_fill(same, 1).sqrt().masked_fill(same, 0).to(x.dtype)
+    return squares.masked_fill(same, 1).sqrt().masked_fill(same, 0).to(x.dtype)
+
+
+class _Distances(torch.autograd.Function):
+    """Minus the distances to rows `y`, or to all other rows of `x`, some rows at a time.
+
+    In float64 all of them at once would take eight times the memory of the result.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, y)
+        others = x if y is None else y
+        scores = x.new_empty(len(x), len(others))
+        for rows in _some_rows(scores):
+            torch.neg(_distances(x[rows], others), out=scores[rows])
+        return scores if y is not None else _drop_diagonal(tie_equal_rows(scores, x, x))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, y = ctx.saved_tensors
+        if not first_derivative(grad):
+            return by_graph(_distances_to, [x, y], grad)  # type: ignore[return-value]
+        others = x if y is None else y
+        b = others.to(wide_dtype(x))
+        by_x, by_y, total = torch.empty_like(x), torch.zeros_like(b), b.new_zeros(len(b), 1)
+        for rows in _some_rows(grad):
+            a, distances = x[rows].to(b.dtype), _distances(x[rows], others)
+            slope = grad[rows] if y is not None else _put_diagonal(grad[rows], rows.start)
+            weight = (slope / distances.masked_fill_(distances == 0, torch.inf)).to(b.dtype)
+            by_x[rows] = weight @ b - weight.sum(1, keepdim=True) * a
+            by_y.addmm_(weight.T, a)
+            total += weight.sum(0).unsqueeze(1)
+        by_y = by_y.sub_(total * b).to(x.dtype)
+        return (by_x, by_y) if y is not None else (by_x.add_(by_y), None)
+
+
+def _distances_to(x: Tensor, y: Tensor | None) -> Tensor:
+    return -_distances(x, y) if y is not None else drop_diagonal(-_distances(x, x))
+
+
+def _some_rows(scores: Tensor) -> Iterator[slice]:
+    """Rows of a matrix, a million entries at a time."""
+    rows = max(1, 2**20 // max(1, scores.shape[1]))
+    for start in range(0, len(scores), rows):
+        yield slice(start, start + rows)
+
+
+class _ProductsOfOthers(torch.autograd.Function):
+    """Inner products or cosines of every row with every other row, (n, n − 1).
+
+    In one node: torch's own graph takes longer on small batches, and several times the memory on large ones.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cosine: bool) -> Tensor:
+        rows, length = _unit_and_length(x) if cosine else (x, None)
+        ctx.save_for_backward(x, rows, length)
+        return _drop_diagonal(tie_equal_rows(rows @ rows.T, rows, rows))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None]:
+        x, rows, length = ctx.saved_tensors
+        if not first_derivative(grad):
+            product = _cosine if length is not None else _dot
+            return by_graph(lambda x: drop_diagonal(product(x, x)), [x], grad)[0], None
+        if _is_small(rows):
+            square = _put_diagonal(grad)
+            by_rows = (square + square.T) @ rows
+        else:
+            by_rows = torch.zeros_like(rows)
+            for some in _some_rows(grad):
+                block = _put_diagonal(grad[some], some.start)
+                by_rows[some].addmm_(block, rows)
+                by_rows.addmm_(block.T, rows[some])
+        return by_rows if length is None else _by_rows(by_rows, rows, length), None
+
+
+def _is_small(x: Tensor) -> bool:
+    """Whether (n, n) is taken whole."""
+    return x.shape[0] ** 2 <= 2**20
+
+
+def _drop_diagonal(square: Tensor) -> Tensor:
+    """Without its first entry a flattened square reads as n − 1 rows of n + 1, and the diagonal is their last column.
+
+    A large square is overwritten.
+    """
+    n = square.shape[0]
+    if n < 2:
+        return square[:, :0]
+    flat = square.as_strided((n - 1, n), (n + 1, 1), 1)
+    if _is_small(square):
+        return flat.reshape(n, n - 1)
+    result = square.view(-1)[: n * (n - 1)].view(n - 1, n)
+    for rows in _some_rows(result):  # each entry moves towards the front
+        result[rows] = flat[rows].clone()
+    return result.view(n, n - 1)
+
+
+def _put_diagonal(rows: Tensor, first: int = 0) -> Tensor:
+    """The rows of a square (k, n) from `first` on, with 0 on its diagonal, from those without it (k, n − 1)."""
+    k, n = rows.shape[0], rows.shape[1] + 1
+    square = rows.new_zeros(k, k)
+    if k > 1:
+        inside = rows if k == n else rows[:, first : first + k - 1]
+        square.as_strided((k - 1, k), (k + 1, 1), 1).copy_(inside.reshape(k - 1, k))
+    return square if k == n else torch.cat([rows[:, :first], square, rows[:, first + k - 1 :]], 1)
 
 
 SIMILARITIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -117,7 +275,7 @@ def relevance(given: Tensor, ref_labels: Any, n: int, m: int, two_sets: bool) ->
 
 @full_precision
 def similarities_to(x: Tensor, sets: list[Tensor | None], similarity: str) -> list[Tensor]:
-    """Similarities of `x` to each of `sets`, None being `x` itself.
+    """Similarities of `x` to each of `sets`, None being the other rows of `x` itself.
 
     One product a set: rows of the past have no gradient, which one product of all of them would compute.
     """
@@ -125,7 +283,20 @@ def similarities_to(x: Tensor, sets: list[Tensor | None], similarity: str) -> li
         dtype = working_dtype(x, *(y for y in sets if y is not None))
         x, similarity = unit_rows(x.to(dtype)), "dot"
         sets = [y if y is None else unit_rows(y.to(dtype)) for y in sets]
-    return [similarities(x, x if y is None else y, similarity) for y in sets]
+    return [similarities_of_others(x, similarity) if y is None else similarities(x, y, similarity) for y in sets]
+
+
+def similarities_of_others(x: Tensor, similarity: str) -> Tensor:
+    """Similarities (n, n − 1) of each row to every other, as `similarities` gives them."""
+    if not readable(x):
+        return drop_diagonal(similarities(x, x, similarity))
+    x = widened(ordinary(x))
+    others: Tensor
+    if similarity == "euclidean":
+        others = _Distances.apply(x, None)  # type: ignore[no-untyped-call]
+    else:
+        others = _ProductsOfOthers.apply(x, similarity == "cosine")  # type: ignore[no-untyped-call]
+    return others
 
 
 def drop_diagonal(x: Tensor, first: int = 0) -> Tensor:
@@ -134,6 +305,8 @@ def drop_diagonal(x: Tensor, first: int = 0) -> Tensor:
     Without its first entry a flattened square reads as n − 1 rows of n + 1, and the diagonal is their last column.
     """
     n, m = x.shape
+    if n == m > 1 and x.is_contiguous() and not x.requires_grad and readable(x):
+        return x.as_strided((n - 1, n), (n + 1, 1), x.storage_offset() + 1).reshape(n, n - 1)
     if n < m:
         left, square, right = torch.split_with_sizes(
             x, [first, n, m - first - n], 1
@@ -198,5 +371,6 @@ def pairwise_scores(
         references = ref_embeddings
     given = label_tensor(labels).to(embeddings.device)
     relevant = relevance(given, ref_labels, len(embeddings), len(references), ref_embeddings is not None)
-    scores = similarities(embeddings, references, similarity)
-    return (drop_diagonal(scores), drop_diagonal(relevant)) if references is embeddings else (scores, relevant)
+    if references is embeddings:
+        return similarities_of_others(embeddings, similarity), drop_diagonal(relevant)
+    return similarities(embeddings, references, similarity), relevant

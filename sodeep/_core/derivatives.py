@@ -1,0 +1,66 @@
+"""Gradients in closed form, and torch's own where more than a first derivative is asked for.
+
+A node with a gradient in closed form costs a fraction of the graph that it stands for. What it cannot give, a second
+derivative or a batch of gradients, is taken through that graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sodeep._core.checks import readable
+
+
+def first_derivative(grad: Tensor) -> bool:
+    """Whether a backward pass is an ordinary one: no second derivative is wanted, and no batch of gradients."""
+    return not torch.is_grad_enabled() and readable(grad)
+
+
+def by_graph(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor | None], grad: Tensor
+) -> tuple[Tensor | None, ...]:
+    """The gradients of ``function(*inputs)``, with a graph of their own."""
+    wanted = [x for x in inputs if x is not None and x.requires_grad]
+    with torch.enable_grad():
+        grads = iter(torch.autograd.grad(function(*inputs), wanted, grad, create_graph=True))
+    return tuple(next(grads) if x is not None and x.requires_grad else None for x in inputs)
+
+
+class _ClosedForm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, value: Tensor, slope: Tensor, plain: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.plain = plain
+        ctx.save_for_backward(scores, slope)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None]:
+        scores, slope = ctx.saved_tensors
+        if first_derivative(grad):
+            return slope * grad.unsqueeze(-1), None, None, None
+        return by_graph(ctx.plain, [scores], grad)[0], None, None, None
+
+
+def closed_form(
+    scores: Tensor,
+    with_slope: Callable[[Tensor], tuple[Tensor, Tensor] | None],
+    plain: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """A value a list, (Q,), of scores (Q, N).
+
+    Args:
+        scores: (Q, N).
+        with_slope: gives the values and their gradients (Q, N), in place of the graph of `plain`; None where it cannot.
+            It is called on scores without a graph whose values can be read.
+        plain: the values by operations that torch differentiates.
+    """
+    if readable(scores) and scores.requires_grad and torch.is_grad_enabled():
+        found = with_slope(scores.detach())
+        if found is not None:
+            value: Tensor = _ClosedForm.apply(scores, *found, plain)  # type: ignore[no-untyped-call]
+            return value
+    return plain(scores)
