@@ -102,7 +102,7 @@ FEW_TRIPLETS = 2**16
 
 @torch.no_grad()
 def _active_triplets(lists: Lists, margin: float, semihard: bool) -> tuple[Tensor, Tensor]:
-    """In how many active triplets each positive and each negative is: two (Q, N), 0 elsewhere.
+    """How many active triplets each list has (Q, 1), and in how many each item is (Q, N): minus that for positives.
 
     A triplet is active when s_p < s_n + margin, and semi-hard when s_n < s_p as well.
     """
@@ -116,9 +116,8 @@ def _active_triplets(lists: Lists, margin: float, semihard: bool) -> tuple[Tenso
             active = (rising.unsqueeze(2) < above.unsqueeze(1)) & negative.unsqueeze(1)  # (Q, positives, N)
             if semihard:
                 active &= rising.unsqueeze(2) > s.unsqueeze(1)
-            return torch.zeros_like(marked).scatter_(-1, order, active.sum(2, dtype=s.dtype)), active.sum(
-                1, dtype=s.dtype
-            )
+            counts, count_n = active.sum(2, dtype=s.dtype), active.sum(1, dtype=s.dtype)
+            return counts.sum(-1, keepdim=True), count_n.scatter_add_(-1, order, -counts)
         count_n, counts = torch.zeros_like(marked), torch.zeros_like(rising)
         for k in range(most):
             active = negative & (rising[:, k : k + 1] < above)
@@ -141,7 +140,7 @@ def _active_triplets(lists: Lists, margin: float, semihard: bool) -> tuple[Tenso
         steps = s.new_zeros(s.shape[0], s.shape[1] + 1).scatter_add(-1, first, real).scatter_add(-1, last, -real)
         counts = steps.cumsum(-1)[:, :-1]
     # slots beyond the positives of a list hold infinity, with which nothing is active
-    return torch.zeros_like(marked).scatter(-1, order, counts), count_n
+    return counts.sum(-1, keepdim=True), count_n.scatter_add(-1, order, -counts)
 
 
 @loss_function(margin=check_positive, mining=partial(check_choice, choices=MINING))
@@ -208,9 +207,8 @@ def triplet_loss(
     else:
         # A sum of hinges is linear in the scores once it is known which are active. So all that is needed is in how
         # many active triplets each item is, and these counts are the gradient.
-        count_p, count_n = _active_triplets(lists, margin, semihard=mining == "semihard")
-        active = count_p.sum(-1, keepdim=True)
-        weights = (count_n - count_p) / active.clamp(min=1)
+        active, counts = _active_triplets(lists, margin, semihard=mining == "semihard")
+        weights = counts / active.clamp(min=1)
         bounds = margin * active.squeeze(-1).clamp(max=1)
         values = (weights * s).sum(-1) + bounds
     return reduce_over_both(values, lists, scores, reduction, return_stats)

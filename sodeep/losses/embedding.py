@@ -28,6 +28,10 @@ from sodeep.losses.similarity import check_finite_rows, check_rows, drop_diagona
 MASK = "Mask those rows out with where="
 
 
+def _check_finite(rows: Tensor) -> None:
+    check_finite_rows(rows, "embeddings", MASK)
+
+
 def _other_items(ids: Tensor, ref_ids: Tensor) -> Tensor:
     """Which pairs (n, m) are not of one item."""
     return (ids[:, None] != ref_ids) | (ref_ids == NO_ID)
@@ -303,7 +307,8 @@ class EmbeddingLoss(OnEmbeddings):
         past = None if memory is None else memory.past()
         if past is not None:
             sets.append(past[0])
-        scores, *past_scores = similarities_to(queries.embeddings, sets, self.similarity)
+        check = _check_finite if self._checks_on_the_way(queries.embeddings, sets[0], memory) else None
+        scores, *past_scores = similarities_to(queries.embeddings, sets, self.similarity, check)
         scores, relevant = scores if others_alone else without_self(scores), without_self(relevant)
         pairs = pairs if pairs is None else without_self(pairs)
         if memory is not None and past is not None:
@@ -397,15 +402,20 @@ class EmbeddingLoss(OnEmbeddings):
             everywhere, first = queries.gathered()
             found = everywhere if keys is None else everywhere._replace(embeddings=gather(found.embeddings))
             # after gather, so that every process raises and none waits for the one that did
-            check_finite_rows(everywhere.embeddings, "embeddings", MASK)
+            _check_finite(everywhere.embeddings)
             if not self._is_shared_out():
                 queries, first = everywhere, 0
-        else:
-            check_finite_rows(queries.embeddings, "embeddings", MASK)
+        elif not self._checks_on_the_way(queries.embeddings, references, memory):
+            _check_finite(queries.embeddings)
         if references is not None:
             name, remedy = ("keys", MASK) if keys is not None else ("ref_embeddings", "Drop those rows")
             check_finite_rows(found.embeddings, name, remedy)
         return _Batch(queries, found, first, references is None, pairs)
+
+    def _checks_on_the_way(self, rows: Tensor, references: Tensor | None, memory: EmbeddingMemory | None) -> bool:
+        """Whether the lengths of the rows, which are taken anyway, show that they are finite."""
+        alone = references is None and memory is None and not self.gather
+        return alone and self.similarity == "cosine" and readable(rows)
 
     def _masks(self, where: Any, n: int, m: int, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """`where` as a mask of rows (n,) or of pairs (n, m)."""

@@ -82,6 +82,10 @@ def nt_xent_loss(
         tensor(0.5514)
     """
     lists = check_lists(scores, relevant, where)
+    return reduce_over_both(_nt_xent(lists, temperature), lists, scores, reduction, return_stats)
+
+
+def _nt_xent(lists: Lists, temperature: float) -> Tensor:
     s, positive, negative, _ = lists
 
     def plain(s: Tensor) -> Tensor:
@@ -99,8 +103,7 @@ def nt_xent_loss(
         share *= ahead.sigmoid_()
         return values, (softmax * share.sum(-1, keepdim=True)).sub_(share).div_(temperature)
 
-    values = closed_form(s, with_slope, plain)
-    return reduce_over_both(values, lists, scores, reduction, return_stats)
+    return closed_form(s, with_slope, plain)
 
 
 class NTXentLoss(Loss[ListStats]):
@@ -152,7 +155,8 @@ def n_pairs_loss(
         >>> n_pairs_loss(torch.tensor([[5.0, 1.0, 1.0]]), torch.tensor([[True, False, False]]))
         tensor(0.0360)
     """
-    return nt_xent_loss(scores, relevant, temperature=1.0, where=where, reduction=reduction, return_stats=return_stats)
+    lists = check_lists(scores, relevant, where)
+    return reduce_over_both(_nt_xent(lists, 1.0), lists, scores, reduction, return_stats)
 
 
 class NPairsLoss(Loss[ListStats]):

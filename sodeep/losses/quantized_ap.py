@@ -22,39 +22,54 @@ from sodeep.losses._base import ListStats, Loss, check_range, loss_function, red
 from sodeep.losses._per_query import chunk_elements, one_node, per_query, with_self
 
 
-@one_node("int num_bins, float low, float high")
-def _quantized_ap(scores: Tensor, positive: Tensor, num_bins: int, low: float, high: float) -> tuple[Tensor, Tensor]:
-    value, slope = scores.new_zeros(scores.shape[0]), torch.empty_like(scores)
-    last, gap = num_bins - 1, (high - low) / (num_bins - 1)
+@one_node("int num_bins, float low, float high, bool masked")
+def _quantized_ap(
+    scores: Tensor, positive: Tensor, num_bins: int, low: float, high: float, masked: bool
+) -> tuple[Tensor, Tensor]:
+    """One minus quantised AP and its gradient; `masked`: whether there may be masked items, at minus infinity."""
     rows = max(1, chunk_elements(scores.device) // max(scores.shape[1], 3 * num_bins))
+    if scores.shape[0] <= rows:
+        return _of_chunk(scores, positive, num_bins, low, high, masked)
+    value, slope = scores.new_empty(scores.shape[0]), torch.empty_like(scores)
     for start in range(0, len(scores), rows):
         chunk = slice(start, start + rows)
-        s, relevant = scores[chunk], positive[chunk].to(scores.dtype)
-        # a score lies between two centres: each histogram (other, relevant, masked items) gets its two weights
-        steps_down = (high - s).div_(gap)
-        clamped = steps_down.clamp(0, last)
-        inside = steps_down.eq_(clamped)
-        upper = clamped.floor().clamp_(max=last - 1).nan_to_num_(0.0)  # NaN goes on in its weight, not as an index
-        to_lower = clamped.sub_(upper)
-        slot = upper.add_(relevant, alpha=num_bins).add_(s == -torch.inf, alpha=2 * num_bins).long()
-        h = s.new_zeros(len(s), 3 * num_bins).scatter_add_(1, slot, 1 - to_lower).scatter_add_(1, slot + 1, to_lower)
-        h_other, h_positive, _ = h.view(-1, 3, num_bins).unbind(1)
-
-        count = relevant.sum(1, keepdim=True).clamp_(min=1)
-        seen = torch.stack([h_positive, h_other + h_positive]).cumsum_(2)
-        seen[1].masked_fill_(seen[1] == 0, 1)
-        precision = seen[0] / seen[1]
-        share = h_positive / count
-        torch.sum(precision * share, 1, out=value[chunk])
-
-        # d AP / d h_m: bin m is part of the running sums of all later bins; a relevant item also adds recall in bin m
-        by_seen = share / seen[1]
-        by_other, by_positive = _sum_from(torch.stack([-by_seen * precision, by_seen]))
-        by_relevant = by_positive.add_(by_other).add_(precision / count)
-        by_h = torch.cat([by_other, by_relevant, torch.zeros_like(by_other)], 1)
-        by_step = by_h[:, 1:] - by_h[:, :-1]  # from the upper centre to the lower
-        torch.gather(by_step, 1, slot, out=slope[chunk]).mul_(inside).div_(-gap)
+        value[chunk], slope[chunk] = _of_chunk(scores[chunk], positive[chunk], num_bins, low, high, masked)
     return value, slope
+
+
+def _of_chunk(
+    s: Tensor, positive: Tensor, num_bins: int, low: float, high: float, masked: bool
+) -> tuple[Tensor, Tensor]:
+    last, gap = num_bins - 1, (high - low) / (num_bins - 1)
+    relevant = positive.to(s.dtype)
+    # a score lies between two centres: each histogram (other, relevant, masked items) gets its two weights
+    steps_down = (high - s).div_(gap)
+    clamped = steps_down.clamp(0, last)
+    inside = steps_down.eq_(clamped)
+    upper = clamped.floor().clamp_(max=last - 1).nan_to_num_(0.0)  # NaN goes on in its weight, not as an index
+    to_lower = clamped.sub_(upper)
+    slot = upper.add_(relevant, alpha=num_bins)
+    if masked:
+        slot = slot.add_(s == -torch.inf, alpha=2 * num_bins)
+    slot = slot.long()
+    h = s.new_zeros(s.shape[0], (2 + masked) * num_bins)
+    h = h.scatter_add_(1, slot, 1 - to_lower).scatter_add_(1, slot + 1, to_lower)
+    h_other, h_positive, *_ = h.split(num_bins, 1)
+
+    count = relevant.sum(1, keepdim=True).clamp_(min=1)
+    seen_positive, seen = torch.stack([h_positive, h_other + h_positive]).cumsum_(2)
+    seen = seen.clamp_(min=torch.finfo(s.dtype).tiny)
+    precision = seen_positive / seen
+    share = h_positive / count
+    value = 1 - (precision * share).sum(1)
+
+    # d AP / d h_m: bin m is part of the running sums of all later bins; a relevant item also adds recall in bin m
+    by_seen = share / seen
+    by_other, by_positive = _sum_from(torch.stack([-by_seen * precision, by_seen]))
+    by_relevant = by_positive.add_(by_other).add_(precision / count)
+    by_h = torch.cat([by_other, by_relevant, *[torch.zeros_like(by_other)] * masked], 1)
+    by_step = by_h[:, 1:] - by_h[:, :-1]  # from the upper centre to the lower
+    return value, by_step.gather(1, slot).mul_(inside).div_(gap)
 
 
 def _sum_from(x: Tensor) -> Tensor:
@@ -122,8 +137,8 @@ def quantized_ap_loss(
     """
     lists = check_lists(scores, relevant, where)
     items = with_self(lists) if include_self else lists
-    ap = per_query(_quantized_ap, items, num_bins, low, high)
-    return reduce_defined(1 - ap, lists.positive.sum(1) > 0, scores, reduction, return_stats)
+    values = per_query(_quantized_ap, items, num_bins, low, high, lists.masked)
+    return reduce_defined(values, lists.positive.any(1), scores, reduction, return_stats)
 
 
 class QuantizedAPLoss(Loss[ListStats]):
@@ -189,9 +204,9 @@ def fast_ap_loss(
         >>> bool(fast_ap_loss(scores, relevant) == quantized_ap_loss(scores, relevant, num_bins=11))
         True
     """
-    return quantized_ap_loss(
-        scores, relevant, num_bins=num_bins + 1, where=where, reduction=reduction, return_stats=return_stats
-    )
+    lists = check_lists(scores, relevant, where)
+    values = per_query(_quantized_ap, lists, num_bins + 1, -1.0, 1.0, lists.masked)
+    return reduce_defined(values, lists.positive.any(1), scores, reduction, return_stats)
 
 
 class FastAPLoss(Loss[ListStats]):

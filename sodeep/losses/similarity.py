@@ -23,14 +23,19 @@ def unit_rows(x: Tensor) -> Tensor:
     return unit
 
 
-def _unit_and_length(x: Tensor) -> tuple[Tensor, Tensor]:
-    """`_scaled_to_unit` without a graph, in fewer steps where that is safe and a look at the lengths costs nothing."""
+def _unit_and_length(x: Tensor, check: Callable[[Tensor], None] | None = None) -> tuple[Tensor, Tensor]:
+    """`_scaled_to_unit` without a graph, in fewer steps where that is safe and a look at the lengths costs nothing.
+
+    `check` is called on rows whose lengths do not show that they are finite.
+    """
     if x.is_cpu and x.shape[0]:
         x = x.contiguous()  # a norm along another stride rounds differently
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         shortest, longest = torch.aminmax(length)
         if float(shortest) > 1e-15 and float(longest) < 1e15:
             return x / length, length
+    if check is not None:
+        check(x)
     return _scaled_to_unit(x)
 
 
@@ -148,17 +153,17 @@ class _ProductsOfOthers(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, cosine: bool) -> Tensor:
-        rows, length = _unit_and_length(x) if cosine else (x, None)
+    def forward(ctx: Any, x: Tensor, cosine: bool, check: Callable[[Tensor], None] | None) -> Tensor:
+        rows, length = _unit_and_length(x, check) if cosine else (x, None)
         ctx.save_for_backward(x, rows, length)
         return _drop_diagonal(tie_equal_rows(rows @ rows.T, rows, rows))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:
         x, rows, length = ctx.saved_tensors
         if not first_derivative(grad):
             product = _cosine if length is not None else _dot
-            return by_graph(lambda x: drop_diagonal(product(x, x)), [x], grad)[0], None
+            return by_graph(lambda x: drop_diagonal(product(x, x)), [x], grad)[0], None, None
         if _is_small(rows):
             square = _put_diagonal(grad)
             by_rows = (square + square.T) @ rows
@@ -168,7 +173,7 @@ class _ProductsOfOthers(torch.autograd.Function):
                 block = _put_diagonal(grad[some], some.start)
                 by_rows[some].addmm_(block, rows)
                 by_rows.addmm_(block.T, rows[some])
-        return by_rows if length is None else _by_rows(by_rows, rows, length), None
+        return by_rows if length is None else _by_rows(by_rows, rows, length), None, None
 
 
 def _is_small(x: Tensor) -> bool:
@@ -274,20 +279,31 @@ def relevance(given: Tensor, ref_labels: Any, n: int, m: int, two_sets: bool) ->
 
 
 @full_precision
-def similarities_to(x: Tensor, sets: list[Tensor | None], similarity: str) -> list[Tensor]:
+def similarities_to(
+    x: Tensor, sets: list[Tensor | None], similarity: str, check: Callable[[Tensor], None] | None = None
+) -> list[Tensor]:
     """Similarities of `x` to each of `sets`, None being the other rows of `x` itself.
 
     One product a set: rows of the past have no gradient, which one product of all of them would compute.
+
+    Args:
+        check: of `similarities_of_others`.
     """
     if similarity == "cosine" and len(sets) > 1:  # every row is brought to unit length once, not once a set
         dtype = working_dtype(x, *(y for y in sets if y is not None))
         x, similarity = unit_rows(x.to(dtype)), "dot"
         sets = [y if y is None else unit_rows(y.to(dtype)) for y in sets]
-    return [similarities_of_others(x, similarity) if y is None else similarities(x, y, similarity) for y in sets]
+    return [similarities_of_others(x, similarity, check) if y is None else similarities(x, y, similarity) for y in sets]
 
 
-def similarities_of_others(x: Tensor, similarity: str) -> Tensor:
-    """Similarities (n, n − 1) of each row to every other, as `similarities` gives them."""
+def similarities_of_others(x: Tensor, similarity: str, check: Callable[[Tensor], None] | None = None) -> Tensor:
+    """Similarities (n, n − 1) of each row to every other, as `similarities` gives them.
+
+    Args:
+        x: (n, d).
+        similarity: one of `SIMILARITIES`.
+        check: of the rows, for "cosine" alone; called unless it is seen on the way that all are finite.
+    """
     if not readable(x):
         return drop_diagonal(similarities(x, x, similarity))
     x = widened(ordinary(x))
@@ -295,7 +311,7 @@ def similarities_of_others(x: Tensor, similarity: str) -> Tensor:
     if similarity == "euclidean":
         others = _Distances.apply(x, None)  # type: ignore[no-untyped-call]
     else:
-        others = _ProductsOfOthers.apply(x, similarity == "cosine")  # type: ignore[no-untyped-call]
+        others = _ProductsOfOthers.apply(x, similarity == "cosine", check)  # type: ignore[no-untyped-call]
     return others
 
 

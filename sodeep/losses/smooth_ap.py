@@ -128,7 +128,7 @@ def smooth_ap_loss(
     lists = check_lists(scores, relevant, where)
     items = with_self(lists) if include_self else lists
     ap = per_query(_smooth_ap, items, tau)
-    return reduce_defined(1 - ap, lists.positive.sum(1) > 0, scores, reduction, return_stats)
+    return reduce_defined(1 - ap, lists.positive.any(1), scores, reduction, return_stats)
 
 
 class SmoothAPLoss(Loss[ListStats]):
@@ -257,7 +257,7 @@ def sup_ap_loss(
             masked_mean((positive_margin - lists.scores).clamp(min=0), lists.positive)
             + masked_mean((lists.scores - negative_margin).clamp(min=0), lists.negative)
         )
-    return reduce_defined(loss, lists.positive.sum(1) > 0, scores, reduction, return_stats)
+    return reduce_defined(loss, lists.positive.any(1), scores, reduction, return_stats)
 
 
 class SupAPLoss(Loss[ListStats]):
@@ -379,7 +379,7 @@ def recall_at_k_loss(
     ks = [k] if isinstance(k, int) else list(k)
     lists = check_lists(scores, relevant, where)
     recall = per_query(_recall_at_k, lists, ks, tau_rank, tau_k)
-    return reduce_defined(1 - recall, lists.positive.sum(1) > 0, scores, reduction, return_stats)
+    return reduce_defined(1 - recall, lists.positive.any(1), scores, reduction, return_stats)
 
 
 class RecallAtKLoss(Loss[ListStats]):
