@@ -45,6 +45,7 @@ from sodeep._core.checks import (
     check_positive,
     check_scores,
     check_where,
+    compiling,
     describe,
     in_forward_mode,
     readable,
@@ -433,8 +434,23 @@ def _warn_if_ascending(rank_fn: RankFunction, ranks: Tensor, scores: Tensor) -> 
         )
 
 
+_TAKES_WHERE: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+"""What `_takes_where` has found out, which takes as long as the ranks of a short list."""
+
+
 def _takes_where(rank_fn: Callable[..., Any]) -> bool:
     """Whether `rank_fn` has a parameter of the name `where`."""
+    if compiling():
+        return _has_where(rank_fn)
+    try:
+        if rank_fn not in _TAKES_WHERE:
+            _TAKES_WHERE[rank_fn] = _has_where(rank_fn)
+        return _TAKES_WHERE[rank_fn]
+    except TypeError:  # has no hash, or cannot be referred to weakly
+        return _has_where(rank_fn)
+
+
+def _has_where(rank_fn: Callable[..., Any]) -> bool:
     try:
         return "where" in inspect.signature(rank_fn.forward if isinstance(rank_fn, nn.Module) else rank_fn).parameters
     except (TypeError, ValueError):  # some builtins have no signature

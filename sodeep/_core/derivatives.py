@@ -17,7 +17,8 @@ from sodeep._core.checks import readable
 
 def first_derivative(grad: Tensor) -> bool:
     """Whether a backward pass is an ordinary one: no second derivative is wanted, and no batch of gradients."""
-    return not torch.is_grad_enabled() and readable(grad)
+    batch = torch._C._functorch.is_legacy_batchedtensor(grad)  # of `is_grads_batched=True`, which is no transform
+    return not torch.is_grad_enabled() and readable(grad) and not batch
 
 
 def by_graph(

@@ -144,11 +144,15 @@ def reduce_defined(
 
 
 def reduce_over_both(
-    values: Tensor, lists: Lists, scores: Tensor, reduction: str, return_stats: bool
+    values: Tensor,
+    lists: Lists,
+    scores: Tensor,
+    reduction: str,
+    return_stats: bool,
+    needs: str = "both a relevant item and one that is not",
 ) -> Tensor | tuple[Tensor, ListStats]:
     """`reduce_defined` of a loss on pairs, which is defined for a list with an item in P and one in N."""
     defined = lists.positive.any(-1) & lists.negative.any(-1)
-    needs = "both a relevant item and one that is not"
     return reduce_defined(values, defined, scores, reduction, return_stats, needs=needs)
 
 

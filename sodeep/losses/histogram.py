@@ -7,14 +7,19 @@ Source: Ustinova, Lempitsky. Learning Deep Embeddings with Histogram Loss. NeurI
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from sodeep._core.checks import check_at_least, check_number, describe
+from sodeep._core.checks import check_at_least, check_number, describe, readable
+from sodeep._core.derivatives import by_graph, first_derivative
 from sodeep._core.lists import check_lists
 from sodeep.groups import GroupIds
 from sodeep.losses._base import ListStats, Loss, check_range, check_reduction, loss_function, reduce_defined
+from sodeep.losses._chunks import chunk_elements
 
 
 def _check_mean(reduction: str, name: str) -> str:
@@ -22,6 +27,67 @@ def _check_mean(reduction: str, name: str) -> str:
     if check_reduction(reduction, name) != "mean":
         raise ValueError(f"`{name}` must be 'mean' for a statistic of the whole batch, got {describe(reduction)}.")
     return reduction
+
+
+class _Nodes(NamedTuple):
+    """The nodes of a histogram."""
+
+    num_bins: int
+    low: float
+    density: float
+    """Nodes per unit of score."""
+
+    def place(self, s: Tensor) -> tuple[Tensor, Tensor]:
+        """How many nodes each score is above the first one, and the node below it."""
+        place = ((s - self.low) * self.density).clamp(0, self.num_bins)
+        node = place.detach().floor().clamp(max=self.num_bins - 1)
+        return place, node.nan_to_num(0.0)  # NaN goes on in its weight, not as an index
+
+    def histograms(self, s: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+        """Of the positive and of the negative pairs, (2, nodes)."""
+        place, node = self.place(s)
+        real = positive | negative
+        upper = (place - node).masked_fill(~real, 0)  # the weight of the node above
+        lower = real.to(s.dtype) - upper
+        # Two histograms side by side, positives first; one pair a row, since one of millions would exhaust a float32.
+        nodes = self.num_bins + 1
+        index = node.long() + nodes * negative
+        histogram = s.new_zeros(s.shape[0], 2 * nodes).scatter_add(-1, index, lower).scatter_add(-1, index + 1, upper)
+        return histogram.sum(0).view(2, nodes)
+
+
+class _Histograms(torch.autograd.Function):
+    """The histograms of many lists, some lists at a time: memory is that of the scores and their gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, s: Tensor, positive: Tensor, negative: Tensor, nodes: _Nodes) -> Tensor:
+        ctx.nodes = nodes
+        ctx.save_for_backward(s, positive, negative)
+        total = s.new_zeros(2, nodes.num_bins + 1)
+        for rows in _chunks_of(s):
+            total += nodes.histograms(s[rows], positive[rows], negative[rows])
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None]:
+        s, positive, negative = ctx.saved_tensors
+        nodes: _Nodes = ctx.nodes
+        if not first_derivative(grad):
+            return by_graph(lambda s: nodes.histograms(s, positive, negative), [s], grad)[0], None, None, None
+        # a score that rises moves its weight from the node below to the node above
+        steps = (grad.diff(dim=1) * nodes.density).flatten()
+        slope = torch.empty_like(s, memory_format=torch.contiguous_format)
+        for rows in _chunks_of(s):
+            place, node = nodes.place(s[rows])
+            moves = (place == (s[rows] - nodes.low) * nodes.density) & (positive[rows] | negative[rows])
+            slope[rows] = steps[node.long() + nodes.num_bins * negative[rows]].mul_(moves)
+        return slope, None, None, None
+
+
+def _chunks_of(s: Tensor) -> Iterator[slice]:
+    rows = max(1, chunk_elements(s.device) // s.shape[1])
+    for start in range(0, len(s), rows):
+        yield slice(start, start + rows)
 
 
 @loss_function(
@@ -55,7 +121,8 @@ def histogram_loss(
     **The histograms are of the whole batch**, all lists together, so a batch is not the mean of its lists. The weight
     of a positive pair in [t_p, t_{p+1}] is ``h-_p / (D |S+|)``, that of a negative one ``h+_{p+1} / (D |S-|)`` (Wang et
     al. 2019, supplement, where the nodes r D - 1 count from r = 1 and are one off). A score at a node belongs to the
-    interval above it. It takes two scatters, whatever the number of bins.
+    interval above it. It takes two scatters, whatever the number of bins; memory is that of the scores and their
+    gradient, and of some lists more.
 
     What all losses share, such as `where`: see `sodeep.losses`.
 
@@ -84,16 +151,11 @@ def histogram_loss(
     """
     lists = check_lists(scores, relevant, where)
     s, positive, negative, _ = lists
-    place = ((s - low) * (num_bins / (high - low))).clamp(0, num_bins)
-    node = place.detach().floor().clamp(max=num_bins - 1).nan_to_num(0.0)  # NaN goes on in its weight, not as an index
-    real = positive | negative
-    upper = (place - node).masked_fill(~real, 0)  # the weight of the node above
-    lower = real.to(s.dtype) - upper
-    # Two histograms side by side, positives first; one pair a row, since one of millions would exhaust a float32.
-    nodes = num_bins + 1
-    index = node.long() + nodes * negative
-    histogram = s.new_zeros(s.shape[0], 2 * nodes).scatter_add(-1, index, lower).scatter_add(-1, index + 1, upper)
-    pos, neg = histogram.sum(0).view(2, nodes)
+    nodes = _Nodes(num_bins, low, num_bins / (high - low))
+    if readable(s):
+        pos, neg = _Histograms.apply(s, positive, negative, nodes)  # type: ignore[no-untyped-call]
+    else:
+        pos, neg = nodes.histograms(s, positive, negative)
     total_pos, total_neg = positive.sum(), negative.sum()
     loss = (neg * pos.cumsum(0)).sum() / (total_pos.clamp(min=1) * total_neg.clamp(min=1))
     defined = (total_pos > 0) & (total_neg > 0)

@@ -40,6 +40,27 @@ def _in_units(scores: Tensor, temperature: float | Tensor) -> Tensor:
     return bound(scores / (temperature.reshape(()) if isinstance(temperature, Tensor) else temperature))
 
 
+def _nt_xent(lists: Lists, temperature: float | Tensor) -> Tensor:
+    s, positive, negative, _ = lists
+
+    def plain(s: Tensor) -> Tensor:
+        s = _in_units(s, temperature)
+        return masked_mean(softplus(logsumexp(s, negative).unsqueeze(-1) - s), positive)
+
+    def with_slope(s: Tensor) -> tuple[Tensor, Tensor] | None:
+        if isinstance(temperature, Tensor):  # its gradient is not part of this
+            return None
+        s = _in_units(s, temperature)
+        total, softmax = logsumexp_with_softmax(s, negative)
+        ahead = total.unsqueeze(-1) - s
+        share = positive / positive.sum(-1, keepdim=True, dtype=s.dtype).clamp_(min=1)
+        values = (softplus(ahead) * share).sum(-1)
+        share *= ahead.sigmoid_()
+        return values, (softmax * share.sum(-1, keepdim=True)).sub_(share).div_(temperature)
+
+    return closed_form(s, with_slope, plain)
+
+
 @loss_function(temperature=_check_temperature)
 def nt_xent_loss(
     scores: Tensor,
@@ -83,27 +104,6 @@ def nt_xent_loss(
     """
     lists = check_lists(scores, relevant, where)
     return reduce_over_both(_nt_xent(lists, temperature), lists, scores, reduction, return_stats)
-
-
-def _nt_xent(lists: Lists, temperature: float) -> Tensor:
-    s, positive, negative, _ = lists
-
-    def plain(s: Tensor) -> Tensor:
-        s = _in_units(s, temperature)
-        return masked_mean(softplus(logsumexp(s, negative).unsqueeze(-1) - s), positive)
-
-    def with_slope(s: Tensor) -> tuple[Tensor, Tensor] | None:
-        if isinstance(temperature, Tensor):  # its gradient is not part of this
-            return None
-        s = _in_units(s, temperature)
-        total, softmax = logsumexp_with_softmax(s, negative)
-        ahead = total.unsqueeze(-1) - s
-        share = positive / positive.sum(-1, keepdim=True, dtype=s.dtype).clamp_(min=1)
-        values = (softplus(ahead) * share).sum(-1)
-        share *= ahead.sigmoid_()
-        return values, (softmax * share.sum(-1, keepdim=True)).sub_(share).div_(temperature)
-
-    return closed_form(s, with_slope, plain)
 
 
 class NTXentLoss(Loss[ListStats]):

@@ -54,7 +54,7 @@ def _of_chunk(
     slot = slot.long()
     h = s.new_zeros(s.shape[0], (2 + masked) * num_bins)
     h = h.scatter_add_(1, slot, 1 - to_lower).scatter_add_(1, slot + 1, to_lower)
-    h_other, h_positive, *_ = h.split(num_bins, 1)
+    h_other, h_positive, *_ = torch.split(h, num_bins, 1)
 
     count = relevant.sum(1, keepdim=True).clamp_(min=1)
     seen_positive, seen = torch.stack([h_positive, h_other + h_positive]).cumsum_(2)

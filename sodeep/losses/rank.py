@@ -27,13 +27,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from sodeep._core.checks import check_at_least, check_choice, check_number
-from sodeep._core.lists import check_lists, check_target, masked_mean, warn_if_outputs_last
+from sodeep._core.lists import Lists, check_lists, check_target, masked_mean, warn_if_outputs_last
 from sodeep._core.precision import working_dtype
 from sodeep._core.sort import ordered_floats
 from sodeep.groups import GroupIds
-from sodeep.losses._base import ListStats, Loss, loss_function, reduce_defined
+from sodeep.losses._base import ListStats, Loss, loss_function, reduce_defined, reduce_over_both
 from sodeep.ranks import RankFunction, apply_rank_fn, check_rank_fn, exact_rank
 
 
@@ -50,16 +51,17 @@ class SpearmanStats(NamedTuple):
     """The value term, before its weight."""
 
 
-def _check_regression(scores: Tensor, target: Tensor, where: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _check_regression(
+    scores: Tensor, target: Tensor, where: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Checked scores, targets, floats in the order of the targets, and mask, each (Q, n); masked items are 0."""
     values, where = check_target(scores, target, where)
     x, y = scores.to(working_dtype(scores)), values.to(working_dtype(values))
     order = y if target.is_floating_point() else ordered_floats(target)
     if where is not None:
         x, y, order = (z.masked_fill(~where, 0) for z in (x, y, order))
-    real = torch.ones_like(scores, dtype=torch.bool) if where is None else where
     n = scores.shape[-1]
-    return x.reshape(-1, n), y.reshape(-1, n), order.reshape(-1, n), real.reshape(-1, n)
+    return x.reshape(-1, n), y.reshape(-1, n), order.reshape(-1, n), None if where is None else where.reshape(-1, n)
 
 
 @loss_function(
@@ -121,27 +123,34 @@ def spearman_loss(
     """
     x, y, order, real = _check_regression(scores, target, where)
     warn_if_outputs_last(scores, where, "spearman_loss", stacklevel=5)
-    ranks = apply_rank_fn(rank_fn, x, where=None if where is None else real)
-    n = real.sum(-1, keepdim=True).clamp(min=1)
+    ranks = apply_rank_fn(rank_fn, x, where=real)
+    if real is None:
+        n: Tensor | int = x.shape[-1]
+        low = high = order
+    else:
+        n = real.sum(-1, keepdim=True).clamp(min=1)
+        low, high = order.masked_fill(~real, torch.inf), order.masked_fill(~real, -torch.inf)
     error = ((ranks.to(x.dtype) - exact_rank(order, where=real).to(x.dtype)) / n).square()
-    low, high = order.masked_fill(~real, torch.inf).amin(-1), order.masked_fill(~real, -torch.inf).amax(-1)
     needs = "two items with different targets"
-    rank_errors, ordered = masked_mean(error, real), low < high
-    gap = x - y.to(x.dtype)
-    value_errors, valued = masked_mean(gap.abs() if value_loss == "l1" else gap.square(), real), real.any(-1)
-    value_term = masked_mean(value_errors, valued)
+    rank_errors, ordered = masked_mean(error, real), low.amin(-1) < high.amax(-1)
+    if value_weight or return_stats:
+        gap = x - y.to(x.dtype)
+        value_errors = masked_mean(gap.abs() if value_loss == "l1" else gap.square(), real)
+        valued = torch.ones_like(ordered) if real is None else real.any(-1)
+        value_term = masked_mean(value_errors, valued)
     # alpha, not a product: in torch.func.jacfwd the number would make float64 of float32
     if reduction == "mean":
         rank_term = reduce_defined(rank_errors, ordered, x, needs=needs, other="target")
         loss = rank_term.add(value_term, alpha=value_weight) if value_weight else rank_term
     else:
         rank_term = masked_mean(rank_errors, ordered)
+        values, defined = rank_errors, ordered
         if value_weight:  # a list without an order has a value term still
-            rank_errors, ordered = rank_errors.masked_fill(~ordered, 0).add(value_errors, alpha=value_weight), valued
-        loss = reduce_defined(rank_errors, ordered, scores, reduction, needs=needs, other="target")
+            values, defined = rank_errors.masked_fill(~ordered, 0).add(value_errors, alpha=value_weight), valued
+        loss = reduce_defined(values, defined, scores, reduction, needs=needs, other="target")
     if not return_stats:
         return loss
-    return loss, SpearmanStats(len(x), (low < high).sum(), rank_term.detach(), value_term.detach())
+    return loss, SpearmanStats(len(x), ordered.sum(), rank_term.detach(), value_term.detach())
 
 
 class SpearmanLoss(Loss[SpearmanStats]):
@@ -159,6 +168,14 @@ class SpearmanLoss(Loss[SpearmanStats]):
         self, rank_fn: RankFunction, *, value_weight: float = 0.0, value_loss: str = "l1", reduction: str = "mean"
     ) -> None:
         super().__init__(rank_fn=rank_fn, value_weight=value_weight, value_loss=value_loss, reduction=reduction)
+
+
+def _ranks_and_length(rank_fn: RankFunction, lists: Lists) -> tuple[Tensor, Tensor | int]:
+    """The ranks of the scores (Q, N), and how many real items each list has, at least 1."""
+    if not lists.masked:
+        return apply_rank_fn(rank_fn, lists.scores), lists.scores.shape[-1]
+    real = lists.positive | lists.negative
+    return apply_rank_fn(rank_fn, lists.scores, where=real), real.sum(-1, keepdim=True).clamp(min=1)
 
 
 def _has_one_length(rank_fn: object) -> bool:
@@ -221,11 +238,11 @@ def map_loss(
         >>> map_loss(scores, relevant, rank_fn=exact_rank, form="rank_sum")  # (1/3 + 3/3) / 2
         tensor(0.6667)
     """
-    x, positive, negative, *_ = check_lists(scores, relevant, where)
-    real = positive | negative
-    ranks = apply_rank_fn(rank_fn, x, where=None if where is None else real)
+    lists = check_lists(scores, relevant, where)
+    x, positive, *_ = lists
+    ranks, length = _ranks_and_length(rank_fn, lists)
     if form == "rank_sum":
-        terms = ranks / real.sum(-1, keepdim=True).clamp(min=1)
+        terms = ranks / length
     else:
         one_length = _has_one_length(rank_fn)
         among_positives = exact_rank(x, positive) if one_length else apply_rank_fn(rank_fn, x, where=positive)
@@ -247,6 +264,41 @@ class MAPLoss(Loss[ListStats]):
 
     def __init__(self, rank_fn: RankFunction, *, form: str = "ap", reduction: str = "mean") -> None:
         super().__init__(rank_fn=rank_fn, form=form, reduction=reduction)
+
+
+def _weights_of_hinges(ranks: Tensor, lists: Lists, margin: float, hardest: int) -> tuple[Tensor, Tensor]:
+    """What makes the mean over the hinges of `recall_loss` linear, once it is known which are active.
+
+    The mean is the sum of weights times ranks, plus the margin times the fraction of the hinges that are active.
+
+    Args:
+        ranks: (Q, N), over the length of the list.
+        lists: which items are relevant.
+        margin: of the hinges.
+        hardest: how many others, at most N.
+
+    Returns:
+        The weights (Q, N) and the fraction (Q,).
+    """
+    positive, negative, ranks = lists.positive, lists.negative, ranks.contiguous()  # searchsorted warns otherwise
+    # the ranks of the hardest others, the best first; infinite where a list has fewer
+    lowest = ranks.masked_fill(~negative, torch.inf).topk(hardest, largest=False).values.contiguous()
+    found = lowest.isfinite().sum(-1, keepdim=True)
+    pairs = (found * positive.sum(-1, keepdim=True)).clamp(min=1)
+    # a relevant item has active hinges with so many of them, from the best on
+    active = torch.searchsorted(lowest, margin + ranks).masked_fill(~positive, 0)
+    # each of the hardest is so in as many hinges as there are relevant items with more active ones than its place
+    occurs = ranks.new_zeros(len(ranks), hardest + 1).scatter_add(-1, active, positive.to(ranks.dtype))
+    hinges = occurs.flip(-1).cumsum(-1).flip(-1)[:, 1:]
+    # others of one rank share the hinges, those that only just did not make it among the hardest too
+    until = pad(hinges.cumsum(-1), (1, 0))
+    first, last = torch.searchsorted(lowest, ranks), torch.searchsorted(lowest, ranks, right=True)
+    worst = lowest.gather(-1, (found - 1).clamp(min=0))
+    tied = (ranks == worst) & negative
+    sharing = torch.where(tied, tied.sum(-1, keepdim=True), last - first).clamp(min=1)
+    share = (until.gather(-1, last) - until.gather(-1, first)) / sharing
+    weights = active.to(ranks.dtype) - share.masked_fill(~negative, 0)
+    return weights / pairs, (active.sum(-1, keepdim=True, dtype=ranks.dtype) / pairs).squeeze(-1)
 
 
 @loss_function(rank_fn=check_rank_fn, margin=partial(check_number, low=0), hardest=partial(check_at_least, low=1))
@@ -278,7 +330,7 @@ def recall_loss(
         margin: by how much of the list a relevant item should be ahead, as a fraction of its length, at least 0. The
             released code takes the same argument and never reads it: it computes margin = 1/n, which any correct order
             satisfies.
-        hardest: how many others per list, at least 1.
+        hardest: how many others per list, at least 1. Memory is that of a few tensors of the scores for any number.
 
     Returns:
         A scalar in [0, 1 + margin): the mean over the lists with a relevant item and another.
@@ -292,22 +344,17 @@ def recall_loss(
         >>> recall_loss(scores, relevant, rank_fn=exact_rank)  # 0.2 + 2/4 - 1/4
         tensor(0.4500)
     """
-    x, positive, negative, *_ = check_lists(scores, relevant, where)
-    real = positive | negative
-    ranks = apply_rank_fn(rank_fn, x, where=None if where is None else real)
-    ranks = ranks / real.sum(-1, keepdim=True).clamp(min=1)
-    # the smallest ranks of the others; infinite where a list has fewer
-    lowest = ranks.detach().masked_fill(~negative, torch.inf).topk(min(hardest, x.shape[-1]), largest=False).values
-    # others of one rank share the gradient: topk alone would give it to the first of them
-    tied = (ranks.unsqueeze(-2) == lowest.unsqueeze(-1)) & negative.unsqueeze(-2)  # (Q, hardest, N)
-    hardest_ranks = (tied * ranks.unsqueeze(-2)).sum(-1) / tied.sum(-1).clamp(min=1)
-    exists = lowest.isfinite()
-    # (Q, N, hardest)
-    hinge = (margin + ranks.unsqueeze(-1) - hardest_ranks.unsqueeze(-2)).relu() * exists.unsqueeze(-2)
-    per_item = hinge.sum(-1) / exists.sum(-1, keepdim=True).clamp(min=1)
+    lists = check_lists(scores, relevant, where)
+    ranks, length = _ranks_and_length(rank_fn, lists)
+    ranks = ranks / length
+    if hardest == 1:
+        first = ranks.masked_fill(~lists.negative, torch.inf).amin(-1, keepdim=True)  # ties share its gradient
+        values = masked_mean((margin + ranks - first).relu(), lists.positive)
+    else:
+        weights, active = _weights_of_hinges(ranks.detach(), lists, margin, min(hardest, ranks.shape[-1]))
+        values = (weights * ranks).sum(-1) + margin * active
     needs = "a relevant item and another"
-    defined = positive.any(-1) & negative.any(-1)
-    return reduce_defined(masked_mean(per_item, positive), defined, scores, reduction, return_stats, needs)
+    return reduce_over_both(values, lists, scores, reduction, return_stats, needs)
 
 
 class RecallLoss(Loss[ListStats]):

@@ -101,6 +101,10 @@ def _distances(x: Tensor, y: Tensor) -> Tensor:
     return squares.masked_fill(same, 1).sqrt().masked_fill(same, 0).to(x.dtype)
 
 
+WIDE_ENTRIES = 2**17
+"""Distances that are held at once in float64: what stays in a CPU's cache."""
+
+
 class _Distances(torch.autograd.Function):
     """Minus the distances to rows `y`, or to all other rows of `x`, some rows at a time.
 
@@ -112,7 +116,7 @@ class _Distances(torch.autograd.Function):
         ctx.save_for_backward(x, y)
         others = x if y is None else y
         scores = x.new_empty(len(x), len(others))
-        for rows in _some_rows(scores):
+        for rows in _some_rows(scores, WIDE_ENTRIES):
             torch.neg(_distances(x[rows], others), out=scores[rows])
         return scores if y is not None else _drop_diagonal(tie_equal_rows(scores, x, x))
 
@@ -124,7 +128,7 @@ class _Distances(torch.autograd.Function):
         others = x if y is None else y
         b = others.to(wide_dtype(x))
         by_x, by_y, total = torch.empty_like(x), torch.zeros_like(b), b.new_zeros(len(b), 1)
-        for rows in _some_rows(grad):
+        for rows in _some_rows(grad, WIDE_ENTRIES):
             a, distances = x[rows].to(b.dtype), _distances(x[rows], others)
             slope = grad[rows] if y is not None else _put_diagonal(grad[rows], rows.start)
             weight = (slope / distances.masked_fill_(distances == 0, torch.inf)).to(b.dtype)
@@ -139,9 +143,9 @@ def _distances_to(x: Tensor, y: Tensor | None) -> Tensor:
     return -_distances(x, y) if y is not None else drop_diagonal(-_distances(x, x))
 
 
-def _some_rows(scores: Tensor) -> Iterator[slice]:
-    """Rows of a matrix, a million entries at a time."""
-    rows = max(1, 2**20 // max(1, scores.shape[1]))
+def _some_rows(scores: Tensor, entries: int = 2**20) -> Iterator[slice]:
+    """Rows of a matrix, so many entries at a time."""
+    rows = max(1, entries // max(1, scores.shape[1]))
     for start in range(0, len(scores), rows):
         yield slice(start, start + rows)
 
@@ -352,6 +356,8 @@ def pairwise_scores(
         ref_labels: of the m rows, in the form of `labels`.
         similarity: "cosine"; "dot"; or "euclidean", which is minus the distance. The cosine to a zero row is 0. At
             distance 0 the gradient is 0. Distances resolve 1e-7 of the rows' length: below that they are 0.
+
+    Memory is that of the scores and their relevance, and of some rows more; a backward pass adds the incoming gradient.
 
     Returns:
         ``scores``, ``relevant``: floating point and bool, (n, m). Without a reference set, or when `ref_embeddings`

@@ -62,6 +62,24 @@ def per_query(
     return finish(in_chunks(evaluate, chunk_size, *rows), name, needs, scores)
 
 
+def per_list(
+    metric: Callable[[Tensor, Tensor, Tensor], Tensor],
+    name: str,
+    scores: Tensor,
+    relevant: Tensor,
+    where: Tensor | None,
+    chunk_size: int | None,
+) -> Tensor:
+    """Check, and apply `metric` to scores, relevant items and the others, (rows, N); NaN without a relevant item."""
+    lists = check_lists(scores, relevant, where)
+
+    def evaluate(values: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+        return metric(values, positive, negative).masked_fill(~positive.any(-1), torch.nan)
+
+    rows = lists.scores, lists.positive, lists.negative
+    return finish(in_chunks(evaluate, chunk_size, *rows), name, "a relevant item", scores)
+
+
 def compare_orders(
     metric: Callable[[Tensor, Tensor, Tensor], Tensor],
     name: str,

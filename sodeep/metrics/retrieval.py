@@ -23,7 +23,7 @@ from sodeep._core.checks import (
 )
 from sodeep._core.precision import full_precision, wide_dtype, working_dtype
 from sodeep.groups import GroupIds
-from sodeep.metrics._per_list import Order, chance_of_none, check_k, finish, in_chunks, metric, per_query
+from sodeep.metrics._per_list import Order, chance_of_none, check_k, finish, in_chunks, metric, per_list, per_query
 
 
 @metric
@@ -279,6 +279,15 @@ def hit_rate_at_k(
         tensor(1.)
     """
     k = check_k(k, scores)
+
+    def chance_that_the_first_hits(values: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+        real = positive | negative
+        values = values.masked_fill(~real, -torch.inf)
+        first = (values == values.amax(-1, keepdim=True)) & real
+        return (first & positive).sum(-1) / first.sum(-1).to(wide_dtype(values))
+
+    if k == 1:  # a maximum, where other cuts need the order
+        return per_list(chance_that_the_first_hits, "hit_rate_at_k", scores, relevant, where, chunk_size)
 
     def chance_of_a_hit(order: Order) -> Tensor:
         above, tied, hits_above, hits_tied = order.group_at((order.real.clamp(max=k) - 1).clamp(min=0))

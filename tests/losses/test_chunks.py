@@ -172,3 +172,34 @@ def test_memory_is_twice_that_of_the_scores(name, monkeypatch):
     with LiveTensors() as live:
         function(scores, relevant, **options).backward()
     assert live.peak < 2.8 * scores.numel() * 4
+
+
+BOUNDS = {  # how many times the memory of the scores a step may take, the incoming gradient of the scores included
+    "histogram": (losses.histogram_loss, {}, 2.5),
+    "triplet": (losses.triplet_loss, {}, 2.5),
+    "map": (losses.map_loss, {"rank_fn": laplace_rank}, 2.5),
+    "recall": (losses.recall_loss, {"rank_fn": laplace_rank, "hardest": 64}, 2.5),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_memory_is_a_small_multiple_of_the_scores(name):
+    function, options, times = BOUNDS[name]
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(1500, 1500, generator=generator).requires_grad_()
+    relevant = torch.rand(scores.shape, generator=generator) < 0.05
+    with LiveTensors() as live:
+        function(scores, relevant, **options).backward()
+    assert live.peak < times * scores.nbytes
+
+
+def test_memory_of_one_long_list_does_not_depend_on_how_many_are_hardest():
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(100_000, generator=generator).requires_grad_()
+    relevant = torch.rand(scores.shape, generator=generator) < 0.05
+    peaks = []
+    for hardest in (2, 64):
+        with LiveTensors() as live:
+            losses.recall_loss(scores, relevant, rank_fn=laplace_rank, hardest=hardest).backward()
+        peaks.append(live.peak)
+    assert peaks[1] < 1.1 * peaks[0] < 25 * scores.nbytes

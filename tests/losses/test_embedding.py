@@ -14,6 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from sodeep._core.live_tensors import LiveTensors
+from sodeep.losses import similarity as similarities
 from sodeep.losses._base import ListStats, UndefinedListWarning
 from sodeep.losses.cross_modal import CrossModalLoss
 from sodeep.losses.embedding import EmbeddingLoss
@@ -156,6 +158,58 @@ def test_the_same_tensor_as_reference_leaves_self_pairs_out():
         assert torch.equal(scores, expected[0])
         assert torch.equal(relevant, expected[1])
     assert pairwise_scores(x, [0, 0, 1, 1], x.clone(), [0, 0, 1, 1])[0].shape == (4, 4)
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean"])
+def test_memory_is_that_of_the_scores_and_some_rows(similarity):
+    x = randn(1500, 8, dtype=torch.float32).requires_grad_()
+    with LiveTensors() as live:
+        scores, relevant = pairwise_scores(x, torch.arange(1500) // 4, similarity=similarity)
+    beyond = live.peak - scores.nbytes - relevant.nbytes
+    assert beyond < 0.7 * scores.nbytes  # the relevance with its diagonal, and some rows
+    with LiveTensors() as live:
+        scores.backward(torch.ones_like(scores))
+    assert live.peak < 2.7 * scores.nbytes  # the incoming gradient, and some rows
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean"])
+@pytest.mark.parametrize("references", [None, 5])
+def test_rows_taken_some_at_a_time(similarity, references, monkeypatch):
+    """Values, gradients, second derivatives and batches of gradients are those of all rows at once."""
+    x, labels = randn(7, 3).requires_grad_(), torch.arange(7) % 3
+    y = None if references is None else randn(references, 3, seed=1).requires_grad_()
+    leaves = [x] if y is None else [x, y]
+    weights = randn(7, references or 6, seed=2)
+
+    def outcome():
+        scores = pairwise_scores(x, labels, y, None if y is None else labels[:references], similarity)[0]
+        first = torch.autograd.grad((scores**2 * weights).sum(), leaves, create_graph=True)
+        second = torch.autograd.grad(sum((g**2).sum() for g in first), leaves, retain_graph=True)
+        plain = torch.autograd.grad((scores**2 * weights).sum(), leaves, retain_graph=True)
+        batch = torch.autograd.grad(scores, leaves, torch.stack([weights, -weights]), is_grads_batched=True)
+        return [scores, *first, *plain, *second, *batch]
+
+    expected = outcome()
+    for first, plain in zip(
+        expected[1 : 1 + len(leaves)], expected[1 + len(leaves) : 1 + 2 * len(leaves)], strict=True
+    ):
+        torch.testing.assert_close(first, plain)
+    monkeypatch.setattr(similarities, "_is_small", lambda x: False)
+    monkeypatch.setattr(similarities, "_some_rows", lambda x, entries=0: (slice(i, i + 2) for i in range(0, len(x), 2)))
+    for found, whole in zip(outcome(), expected, strict=True):
+        torch.testing.assert_close(found, whole)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, from tracing
+def test_encoder_and_loss_are_one_graph_for_batches_of_all_sizes():
+    encoder, criterion = torch.nn.Linear(4, 3), EmbeddingLoss(NTXentLoss())
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    step = torch.compile(lambda x, y: criterion(encoder(x), y), fullgraph=True, backend="eager", dynamic=True)
+    for n in (6, 8, 12):
+        x, labels = randn(n, 4, dtype=torch.float32), torch.arange(n) // 2
+        torch.testing.assert_close(step(x, labels), criterion(encoder(x), labels))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
 def test_noncontiguous_embeddings():
