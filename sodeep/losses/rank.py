@@ -280,19 +280,20 @@ def _weights_of_hinges(ranks: Tensor, lists: Lists, margin: float, hardest: int)
     Returns:
         The weights (Q, N) and the fraction (Q,).
     """
-    positive, negative, ranks = lists.positive, lists.negative, ranks.contiguous()  # searchsorted warns otherwise
+    positive, negative = lists.positive, lists.negative
+    others = torch.where(negative, ranks, torch.inf)
     # the ranks of the hardest others, the best first; infinite where a list has fewer
-    lowest = ranks.masked_fill(~negative, torch.inf).topk(hardest, largest=False).values.contiguous()
+    lowest = others.topk(hardest, largest=False).values
     found = lowest.isfinite().sum(-1, keepdim=True)
     pairs = (found * positive.sum(-1, keepdim=True)).clamp(min=1)
     # a relevant item has active hinges with so many of them, from the best on
-    active = torch.searchsorted(lowest, margin + ranks).masked_fill(~positive, 0)
+    active = torch.searchsorted(lowest, torch.where(positive, margin + ranks, -torch.inf))
     # each of the hardest is so in as many hinges as there are relevant items with more active ones than its place
     occurs = ranks.new_zeros(len(ranks), hardest + 1).scatter_add(-1, active, positive.to(ranks.dtype))
     hinges = occurs.flip(-1).cumsum(-1).flip(-1)[:, 1:]
     # others of one rank share the hinges, those that only just did not make it among the hardest too
     until = pad(hinges.cumsum(-1), (1, 0))
-    first, last = torch.searchsorted(lowest, ranks), torch.searchsorted(lowest, ranks, right=True)
+    first, last = torch.searchsorted(lowest, others), torch.searchsorted(lowest, others, right=True)
     worst = lowest.gather(-1, (found - 1).clamp(min=0))
     tied = (ranks == worst) & negative
     sharing = torch.where(tied, tied.sum(-1, keepdim=True), last - first).clamp(min=1)
