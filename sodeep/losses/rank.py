@@ -281,13 +281,15 @@ def _weights_of_hinges(ranks: Tensor, lists: Lists, margin: float, hardest: int)
         The weights (Q, N) and the fraction (Q,).
     """
     positive, negative = lists.positive, lists.negative
-    others = torch.where(negative, ranks, torch.inf)
+    # contiguous, or searchsorted warns
+    others = torch.where(negative, ranks, torch.inf).contiguous()
+    reach = torch.where(positive, margin + ranks, -torch.inf).contiguous()
     # the ranks of the hardest others, the best first; infinite where a list has fewer
-    lowest = others.topk(hardest, largest=False).values
+    lowest = others.topk(hardest, largest=False).values.contiguous()
     found = lowest.isfinite().sum(-1, keepdim=True)
     pairs = (found * positive.sum(-1, keepdim=True)).clamp(min=1)
     # a relevant item has active hinges with so many of them, from the best on
-    active = torch.searchsorted(lowest, torch.where(positive, margin + ranks, -torch.inf))
+    active = torch.searchsorted(lowest, reach)
     # each of the hardest is so in as many hinges as there are relevant items with more active ones than its place
     occurs = ranks.new_zeros(len(ranks), hardest + 1).scatter_add(-1, active, positive.to(ranks.dtype))
     hinges = occurs.flip(-1).cumsum(-1).flip(-1)[:, 1:]
