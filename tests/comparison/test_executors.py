@@ -216,9 +216,11 @@ def test_a_pool_that_breaks_with_a_worker_stops_a_comparison(tmp_path, expected)
         os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
 
     reason = r"^A worker process died, perhaps for want of memory \(try fewer jobs\)\. \d+ of 10 runs are kept in "
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as executor:
-        with pytest.raises(comparison.ComparisonStopped, match=reason):
-            compare("memorability", LOSSES, out=tmp_path, executor=executor, on_run=kill, **GIVEN)
+    with (
+        ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as executor,
+        pytest.raises(comparison.ComparisonStopped, match=reason),
+    ):
+        compare("memorability", LOSSES, out=tmp_path, executor=executor, on_run=kill, **GIVEN)
     kept = read_runs(tmp_path)
     assert kept
     same(compare("memorability", LOSSES, out=tmp_path, **GIVEN), tmp_path, expected)

@@ -35,7 +35,7 @@ class Told:
     def forward(self, model, batch):
         return {"target": lambda loss: loss(model.weight)}
 
-    def evaluate(self, model, split, details=False):
+    def measure(self, model, split, details=False):
         assert split == "val"
         value = self.values[len(self.seen)]
         self.seen.append(model.weight.item())
