@@ -21,6 +21,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import LinearSVC
 
 import sodeep
+from sodeep._core.extras import remedy
 from sodeep._core.search import trial_settings
 from sodeep.comparison.losses_by_name import (
     LOSSES,
@@ -1067,7 +1068,7 @@ def test_a_peer_that_is_not_installed_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     for peer, (package, _) in PEERS.items():
         name = package.replace("_", "-")
-        expected = f"`loss` peer:{peer} needs {name}, which is not installed. Install it: pip install {name}"
+        expected = f"`loss` peer:{peer} needs {name}, which is not installed. Install it: {remedy(package)}"
         with pytest.raises(ModuleNotFoundError, match="^" + re.escape(expected) + "$"):
             loss_by_name(f"peer:{peer}")
 
