@@ -574,7 +574,7 @@ def test_another_sorter_under_the_same_name_is_not_mixed_in(tmp_path):
 
 
 def test_other_data_are_not_mixed_in(tmp_path):
-    given = {"out": tmp_path, "seeds": 1, "max_steps": 12}
+    given = {"out": tmp_path, "seeds": 1, "max_steps": 2, "trials": 2}
     runs = compare("cross-modal", ["asp"], train_fraction=0.3, semantic="bleu", **given)
     assert {run.status for run in runs} == {"ok"}
     held = "synthetic shapes (generated, no real data), 0.3 of the training split, semantic scores by bleu"
@@ -703,7 +703,7 @@ def test_asp_without_graded_relevance(tmp_path):
         arrays[f"{split}_image_of_caption"] = np.arange(12)
     path = tmp_path / "x.npz"
     np.savez(path, **arrays)
-    given = {"data": path, "out": tmp_path / "out", "seeds": 1, "max_steps": 12}
+    given = {"data": path, "out": tmp_path / "out", "seeds": 1, "max_steps": 2, "trials": 2}
     for loss in ("asp", "triplet-hard+asp"):
         expected = (
             f"`loss` must fit the data, got {loss}. It needs graded relevance, which these data do not have. Add codes "
@@ -752,7 +752,7 @@ def test_options_on_captions_are_those_of_the_cross_modal_task(tmp_path):
 
 def test_options_on_captions_from_python_and_the_command_line(tmp_path):
     options = {"semantic": "mean", "captions_per_item": 2, "captions_kept": 1, "fold_size": 50}
-    runs = compare("cross-modal", ["asp"], out=tmp_path, seeds=1, max_steps=12, **options)
+    runs = compare("cross-modal", ["asp"], out=tmp_path, seeds=1, max_steps=2, trials=2, **options)
     assert {run.status for run in runs} == {"ok"}
     assert {run.data for run in runs} == {
         "synthetic shapes (generated, no real data), up to 1 of each training image's captions, "
@@ -760,7 +760,7 @@ def test_options_on_captions_from_python_and_the_command_line(tmp_path):
     }
     assert {"i2t ASP mean", "i2t ASP mean in folds", "R@1 mean in folds"} <= set(runs[-1].metrics)
     given = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    given += ["--seeds=1", "--max-steps=12"]
+    given += ["--seeds=1", "--max-steps=2", "--trials=2"]
     result = run("cross-modal", "--loss", "asp", "--out", tmp_path, *given)
     assert result.exit_code == 0
     assert "i2t R@1 in folds" in result.output
@@ -1272,7 +1272,7 @@ def test_the_queries_of_in_shop_are_searched_in_its_gallery(tmp_path):
             (tmp_path / "shop" / name).parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(tmp_path / "shop" / name)
     (tmp_path / "shop/list_eval_partition.txt").write_text("\n".join([str(len(lines) - 1), *lines]))
-    options = ["--loss", "smooth-ap", "--seeds", 1, "--max-steps", 12, "--batch-size", 16]
+    options = ["--loss", "smooth-ap", "--seeds", 1, "--max-steps", 2, "--trials", 2, "--batch-size", 16]
     result = run("retrieval", "--data", tmp_path / "shop", "--out", tmp_path / "out", *options)
     assert result.exit_code == 0, result.output
     assert "retrieval on In-shop Clothes Retrieval" in result.stdout
