@@ -898,10 +898,15 @@ class Killed(BaseException):
     """What nothing catches, as a kill."""
 
 
+def logged_config(**changes):
+    """Of one distribution: a figure takes longer than the steps between two."""
+    return tiny(distributions={"normal": 1.0}, **changes)
+
+
 @pytest.fixture(scope="module")
 def whole_log(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
-    train_sorter(tiny(), log_dir=folder)
+    train_sorter(logged_config(), log_dir=folder)
     return logged(folder)
 
 
@@ -929,7 +934,7 @@ def test_a_log_that_was_cut_off_ends_up_whole(tmp_path, monkeypatch, whole_log, 
 
     monkeypatch.setattr(SummaryWriter, name, fails)
     with pytest.raises(type(error) if isinstance(error, OSError) else error):
-        train_sorter(tiny(), out=tmp_path / "s", log_dir=tmp_path / "log")
+        train_sorter(logged_config(), out=tmp_path / "s", log_dir=tmp_path / "log")
     monkeypatch.undo()
     assert _read_state(tmp_path / "s.run")[1]["step"] == kept
     train_sorter(out=tmp_path / "s", log_dir=tmp_path / "log", resume=True)
@@ -941,7 +946,7 @@ def test_a_log_that_was_cut_off_ends_up_whole(tmp_path, monkeypatch, whole_log, 
 def test_the_log_of_a_resumed_run_is_whole(tmp_path, monkeypatch, whole_log, step):
     interrupt_after(monkeypatch, step=step)
     with pytest.raises(TrainingInterrupted):
-        train_sorter(tiny(), out=tmp_path / "s", log_dir=tmp_path / "log")
+        train_sorter(logged_config(), out=tmp_path / "s", log_dir=tmp_path / "log")
     monkeypatch.undo()
     train_sorter(out=tmp_path / "s", resume=True)  # the state holds the folder of the log
     assert logged(tmp_path / "log") == whole_log
@@ -950,9 +955,9 @@ def test_the_log_of_a_resumed_run_is_whole(tmp_path, monkeypatch, whole_log, ste
 def test_a_run_started_again_replaces_the_log(tmp_path, monkeypatch, whole_log):
     interrupt_after(monkeypatch, step=5)
     with pytest.raises(TrainingInterrupted):
-        train_sorter(tiny(seed=1), out=tmp_path / "s", log_dir=tmp_path / "log")
+        train_sorter(logged_config(seed=1), out=tmp_path / "s", log_dir=tmp_path / "log")
     monkeypatch.undo()
-    train_sorter(tiny(), out=tmp_path / "s", log_dir=tmp_path / "log", overwrite=True)
+    train_sorter(logged_config(), out=tmp_path / "s", log_dir=tmp_path / "log", overwrite=True)
     assert logged(tmp_path / "log") == whole_log
 
 
