@@ -34,19 +34,19 @@ JITTER = [0.0, 0.001, -0.001]
 
 def retrieval_details(rng, kind="strip_queries"):
     ap = rng.random(30)
-    images = rng.integers(0, 256, (4, 10, 6, 8), dtype=np.uint8)
+    images = rng.integers(0, 256, (4, 3, 6, 8), dtype=np.uint8)
     asked = images[:, 0] if kind == "strip_queries" else np.array(["a text", "une étoile", "x" * 80, "four"])
     return {
         "ap": ap,
         "ap_quantized": ap + 0.01 * rng.random(30),
         kind: asked,
         "strip_images": images,
-        "strip_right": rng.random((4, 10)) < 0.5,
+        "strip_right": rng.random((4, 3)) < 0.5,
         "strip_kind": np.array(["random", "random", "worst", "worst"]),
         "strip_ap": ap[:4],
         "embeddings": rng.random((9, 5)).astype(np.float16),
         "embedding_labels": np.array(["a\tb"] * 9),
-        "thumbnails": images.reshape(40, 6, 8)[:9],
+        "thumbnails": images.reshape(12, 6, 8)[:9],
     }
 
 
