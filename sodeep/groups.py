@@ -159,7 +159,8 @@ def pad_arguments(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a function of lists, made of flat ones and of the `group` among the `kwargs`.
 
-    Every tensor among them has a value for each item; `where` tells padding from items.
+    Every tensor among them has a value for each item, but for a number in `kwargs`, such as a temperature that learns;
+    `where` tells padding from items.
 
     Args:
         names: `positional_names` of the function.
@@ -174,7 +175,7 @@ def pad_arguments(
     kwargs = {**dict(zip(names, args, strict=False)), **kwargs}
     where = groups.where
     for name, value in kwargs.items():
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and (value.ndim or name in names):
             if value.ndim != 1:
                 raise ValueError(f"`{name}` must have shape (n,) where `group` is given, got {tuple(value.shape)}.")
             kwargs[name] = groups.pad(value, name)

@@ -479,7 +479,7 @@ def _laplace_rank(
 
 def _in_units(x: Tensor, tau: float | Tensor | None, where: Tensor | None) -> tuple[Tensor, float | Tensor | None]:
     """Scores in units of a tau that learns, and 1 in its place: its gradient is that of the scale of the scores."""
-    if not (isinstance(tau, Tensor) and tau.requires_grad):
+    if not (isinstance(tau, Tensor) and (tau.requires_grad or in_forward_mode())):
         return x, tau
     check_tau(tau, x)
     middle = masked_mean(x.detach(), where, keepdim=True)  # which no rank depends on: far from 0 it would cancel

@@ -925,3 +925,18 @@ def test_rank_functions_that_are_not_ascending_do_not_warn(generator):
         spearman_loss(scores, scores, rank_fn=rank_fn)
     assert calls == [(3, 20)]  # no trial call
     spearman_loss(scores[:, :3], scores[:, :3], rank_fn=AscendingRank())  # three items may be chance
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # of torch's jvp itself
+@pytest.mark.parametrize("rank_fn", [laplace_rank, sigmoid_rank])
+def test_a_tau_in_forward_mode(rank_fn):
+    scores = torch.randn(8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    weights = torch.arange(8.0, dtype=torch.float64)
+
+    def value(tau):
+        return (rank_fn(scores, tau=tau) * weights).sum()
+
+    tau = torch.tensor(0.3, dtype=torch.float64)
+    slope = torch.func.jvp(value, (tau,), (torch.ones_like(tau),))[1]
+    torch.testing.assert_close(slope, (value(tau + 1e-6) - value(tau - 1e-6)) / 2e-6)
+    torch.testing.assert_close(torch.func.jacfwd(value)(tau), slope)

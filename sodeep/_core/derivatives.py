@@ -25,8 +25,10 @@ def by_graph(
     function: Callable[..., Tensor], inputs: Sequence[Tensor | None], grad: Tensor
 ) -> tuple[Tensor | None, ...]:
     """The gradients of ``function(*inputs)``, with a graph of their own."""
-    wanted = [x for x in inputs if x is not None and x.requires_grad]
     with torch.enable_grad():
+        # one tensor may be given twice: each place has a gradient of its own
+        inputs = [x if x is None else x.view_as(x) for x in inputs]
+        wanted = [x for x in inputs if x is not None and x.requires_grad]
         grads = iter(torch.autograd.grad(function(*inputs), wanted, grad, create_graph=True))
     return tuple(next(grads) if x is not None and x.requires_grad else None for x in inputs)
 

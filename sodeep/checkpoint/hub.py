@@ -13,7 +13,9 @@ HUB = "hf://"
 FILE = "model.safetensors"
 """The sorter file of a repository, or of a folder that is to become one."""
 
-_NAME = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[^/@]+))?(/(?P<file>[^/@].*))?")
+_NAME = re.compile(
+    r"hf://(?!.*(?:^|/)\.\.(?:/|@|$))(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[^/@]+))?(/(?P<file>[^/@].*))?"
+)
 
 
 def download(name: str) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from sodeep._core.checks import user_path
+from sodeep._core.checks import is_number, user_path
 from sodeep._core.files import write_atomic
 from sodeep.checkpoint.format import read_header, save_sorter
 from sodeep.checkpoint.hub import FILE
@@ -78,8 +78,9 @@ def save_pretrained(
     card = read_header(save_sorter(path / FILE, sorter, training, dtype))
     if not (path / "README.md").exists():
         length = "of any length" if card.seq_len is None else f"of {card.seq_len} items"
-        error = card.training.get("errors", {}).get("validation")
-        figures = f"Mean |rank error| / n on the validation lists: {error:.4f}. " if error is not None else ""
+        errors = card.training.get("errors")
+        error = errors.get("validation") if isinstance(errors, Mapping) else None
+        figures = f"Mean |rank error| / n on the validation lists: {error:.4f}. " if is_number(error) else ""
         text = CARD.format(sorter=card.sorter, lengths=length, figures=figures, file=FILE)
         write_atomic(path / "README.md", text.encode())
     return path

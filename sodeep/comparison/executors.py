@@ -120,7 +120,10 @@ def _outcome(future: Future[Done | Exception]) -> Done | BaseException:
 def _reason(error: BaseException) -> str:
     """Why calls are lost, for the user."""
     if isinstance(error, BrokenProcessPool):
-        return "A worker process died, perhaps for want of memory (try fewer jobs)"
+        return (
+            "A worker process died, perhaps for want of memory (try fewer jobs), or since the script that calls "
+            'compare lacks if __name__ == "__main__":'
+        )
     return f"The executor lost a run ({type(error).__name__}: {str(error).rstrip('.') or 'no message'})"
 
 

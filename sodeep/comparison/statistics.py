@@ -141,7 +141,11 @@ def summarise(runs: Sequence[Run], baseline: str | None = None, metric: str | No
     names = dict.fromkeys([*filter(None, [metric]), *known])
     metrics = {name: known[name] for name in names if any(name in run.metrics for run in tested)}
     values = {
-        (loss, metric): {run.seed: run.metrics[metric] for run in tested if run.loss == loss and metric in run.metrics}
+        (loss, metric): {
+            run.seed: run.metrics[metric]
+            for run in tested
+            if run.loss == loss and math.isfinite(run.metrics.get(metric, math.nan))  # NaN: undefined for this seed
+        }
         for loss in losses
         for metric in metrics
     }

@@ -188,18 +188,18 @@ def _is_small(x: Tensor) -> bool:
 def _drop_diagonal(square: Tensor) -> Tensor:
     """Without its first entry a flattened square reads as n − 1 rows of n + 1, and the diagonal is their last column.
 
-    A large square is overwritten.
+    A large square is overwritten. What is returned is no view, which a node must not return to be changed in place.
     """
     n = square.shape[0]
     if n < 2:
-        return square[:, :0]
+        return square.new_empty((n, 0))
     flat = square.as_strided((n - 1, n), (n + 1, 1), 1)
     if _is_small(square):
-        return flat.reshape(n, n - 1)
+        return flat.reshape(n, n - 1) if n > 2 else flat.reshape(n, n - 1).clone()
     result = square.view(-1)[: n * (n - 1)].view(n - 1, n)
     for rows in _some_rows(result):  # each entry moves towards the front
         result[rows] = flat[rows].clone()
-    return result.view(n, n - 1)
+    return square.new_empty(0).set_(square.untyped_storage(), square.storage_offset(), (n, n - 1), (n - 1, 1))
 
 
 def _put_diagonal(rows: Tensor, first: int = 0) -> Tensor:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import math
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -77,19 +79,22 @@ class ReportFigure:
     @functools.cached_property
     def png(self) -> bytes:
         """The figure as a file, without a date or the like in it."""
+        return self._saved(format="png", metadata={"Software": None})
+
+    def _saved(self, **options: Any) -> bytes:
         file = io.BytesIO()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph .* missing from")  # texts in scripts that the font lacks
-            self.figure.savefig(file, format="png", dpi=130, metadata={"Software": None})
+            self.figure.savefig(file, dpi=130, **options)
         return file.getvalue()
 
     @functools.cached_property
     def svg(self) -> bytes:
         """The figure as vector graphics, light on dark where the reader prefers that; the same each time."""
-        file = io.BytesIO()
         with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": self.title}):
-            self.figure.savefig(file, format="svg", dpi=130, transparent=True, metadata={"Date": None})
-        head, end, rest = file.getvalue().partition(b"<defs>")
+            saved = self._saved(format="svg", transparent=True, metadata={"Date": None})
+        text = re.sub(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]", b"?", saved)  # which no XML may hold
+        head, end, rest = text.partition(b"<defs>")
         return head + _SVG_STYLE + end + rest.replace(b"#000000", b"currentColor")
 
 
@@ -103,6 +108,11 @@ def draw_all(comparison: Comparison, losses: Mapping[str, Loss]) -> list[ReportF
     """Every figure that the runs have the arrays for, in the order of `FIGURES`."""
     if not comparison.tested:
         return []
+    with matplotlib.rc_context({"text.parse_math": False}):  # names are text, whatever is in them
+        return _drawn(comparison, losses)
+
+
+def _drawn(comparison: Comparison, losses: Mapping[str, Loss]) -> list[ReportFigure]:
     drawn = []
     for spec in FIGURES:
         details = list(comparison.details(*spec.needs, first=spec.first_seed)) if spec.needs else []
@@ -118,7 +128,8 @@ def _seeds(source: Source) -> Drawn:
     """The primary metric of every seed, and the paired differences."""
     comparison, metric = source.comparison, source.comparison.primary_metric
     summary = comparison.summary
-    values = {loss: [run.metrics[metric] for run in runs] for loss, runs in comparison.tested.items()}
+    found = {loss: [run.metrics.get(metric, math.nan) for run in runs] for loss, runs in comparison.tested.items()}
+    values = {loss: [value for value in some if math.isfinite(value)] for loss, some in found.items()}
     cells = {loss: summary.cells[loss, metric] for loss in values if (loss, metric) in summary.cells}
     intervals = {
         loss: (cell.difference, cell.low, cell.high)

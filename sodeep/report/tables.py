@@ -15,6 +15,8 @@ def number_text(value: float, signed: bool = False, like: float | None = None, m
     """Three decimals for what lies around 1 (or where `like` does), fewer for more, `more` of them; a true minus."""
     if math.isnan(value):
         return NOTHING
+    if abs(value) >= 1e6:
+        return f"{value:+.3g}" if signed else f"{value:.3g}"
     digits = (3 if abs(value if like is None else like) < 10 else 1) + more
     value = round(value, digits) or 0.0  # no negative zero
     text = f"{value:+.{digits}f}" if signed else f"{value:.{digits}f}"

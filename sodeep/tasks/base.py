@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -326,6 +327,11 @@ class Task(ABC):
         for name, value in numbers.items():
             if not is_number(value):
                 raise TypeError(f"`evaluate` of {self.name} must give numbers, got {describe(value)} for {name}.")
+            if math.isinf(value):
+                raise ValueError(
+                    f"`evaluate` of {self.name} must give finite numbers, or NaN where a metric is undefined, got "
+                    f"{value} for {name}."
+                )
         return {name: float(numbers[name]) for name in dict.fromkeys([self.metric, *self.metrics]) if name in numbers}
 
 

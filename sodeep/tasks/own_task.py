@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import sys
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from sodeep._core.by_name import attribute, code_of
+from sodeep._core.by_name import attribute, code_of, name_of, source_of
 from sodeep._core.checks import check_choice, describe
 from sodeep.datasets.types import checksum
 from sodeep.tasks import TASKS
@@ -145,5 +148,23 @@ def fingerprint(task: AnyTask) -> int | None:
     given = own.options if isinstance(own, OwnTask) else {}
     if TASKS.get(found.name) is found and not given:
         return None
-    kept = {name: value if isinstance(value, np.ndarray) else repr(value) for name, value in given.items()}
-    return zlib.crc32(code_of(found).encode(), checksum(kept))
+    return zlib.crc32(code_of(found).encode(), zlib.crc32(_told_apart(given).encode()))
+
+
+def _told_apart(value: Any) -> str:
+    """A text that is another for another value, and the same in another process."""
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().numpy()
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {value.shape} {checksum({'': value})}"
+    if isinstance(value, Mapping):
+        return str([(str(name), _told_apart(some)) for name, some in value.items()])
+    if isinstance(value, (list, tuple)):
+        return str([_told_apart(some) for some in value])
+    if isinstance(value, (set, frozenset)):
+        return str(sorted(map(_told_apart, value)))
+    if inspect.isroutine(value) or isinstance(value, type):
+        return f"{name_of(value)} {source_of(value)}"
+    if f" at {id(value):#x}" in repr(value):  # an address, another in each process
+        return f"{name_of(type(value))} {source_of(type(value))} {_told_apart(vars(value))}"
+    return repr(value)

@@ -21,7 +21,7 @@ from sodeep.cli import main
 from sodeep.comparison import compare, read_comparison, read_runs, summarise
 from sodeep.report.text import text_table
 from sodeep.report.write import draw_figures, write_report
-from sodeep.tasks import TASKS, Memorability, Task, TaskMetrics, Toy
+from sodeep.tasks import TASKS, Memorability, Task, TaskMetrics, Toy, own_task
 from sodeep.tasks.own_task import OwnTask, as_sent, fingerprint, task_class
 
 X = np.random.default_rng(0).normal(size=(80, 3))
@@ -458,6 +458,10 @@ class Wrong(Sums):
 @pytest.mark.parametrize(
     ("gives", "reason"),
     [
+        (
+            {"Spearman": math.inf},
+            f"ValueError: `evaluate` of {__name__}:Wrong must give finite numbers, or NaN where a metric is undefined",
+        ),
         ({"Spearman": math.nan}, "Spearman is not a number (NaN) in any validation"),
         (0.5, f"TypeError: `evaluate` of {__name__}:Wrong must give a dict of metrics, got 0.5."),
         (
@@ -479,6 +483,54 @@ def test_what_evaluate_gives_is_checked(gives, reason, tmp_path, monkeypatch):
     runs = compare(Wrong(DATA), ["mse"], out=tmp_path, **{**TINY, "seeds": 1, "trials": 1})
     assert [(run.stage, run.status) for run in runs] == [("tuning", "failed"), ("test", "failed")]
     assert runs[0].failure["reason"].startswith(reason)
+
+
+class Sometimes(Sums):
+    """Undefined on the test split of a seed, as one metric always is. "$" is no mathematics."""
+
+    metrics = {"R": True, "extra ($\\euro$)": True}  # noqa: RUF012
+
+    def evaluate(self, model, split):
+        value = 0.5 if split != "test" else NOW[self.seed]
+        return {"R": value, "extra ($\\euro$)": math.nan}
+
+
+NOW = [0.7, math.nan, 0.8]
+
+
+def test_a_metric_that_is_nan_for_a_seed_leaves_the_others(tmp_path):
+    pytest.importorskip("matplotlib")
+    compare(Sometimes(DATA), ["mse", "l1"], out=tmp_path, **{**TINY, "seeds": 3, "trials": 1})
+    found = read_comparison(tmp_path)
+    assert found.summary.cells["mse", "R"].n == 2
+    assert ("mse", "extra ($\\euro$)") not in found.summary.cells
+    figures, _ = draw_figures(found)
+    text = write_report(found, figures)["markdown"].read_text(encoding="utf-8")
+    assert "0.750 ± 0.071" in text
+
+
+def helper():
+    return 1
+
+
+class Plain:
+    def __init__(self, x):
+        self.x = x
+
+
+@pytest.mark.parametrize(
+    ("first", "same", "other"),
+    [
+        (helper, helper, len),
+        (Plain(1), Plain(1), Plain(2)),
+        ({"a", "b"}, {"b", "a"}, {"a", "c"}),
+        ([np.zeros(3000)], [np.zeros(3000)], [np.eye(1, 3000)[0]]),
+        ({"x": torch.zeros(3000)}, {"x": torch.zeros(3000)}, {"x": torch.eye(1, 3000)[0]}),
+        (1, 1, 1.0),
+    ],
+)
+def test_options_are_told_apart_by_what_they_are(first, same, other):
+    assert own_task._told_apart(first) == own_task._told_apart(same) != own_task._told_apart(other)
 
 
 def test_a_signature_that_forward_lacks_is_said(tmp_path, monkeypatch):

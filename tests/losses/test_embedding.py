@@ -1577,3 +1577,22 @@ def test_scale_errors(wrapper, case):
     error, scale, message = SCALE_ERRORS[case]
     with refuses(error, message):
         wrapper(hinge, scale=scale)(torch.eye(3), torch.eye(3) if wrapper is CrossModalLoss else [0, 0, 1])
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean"])
+def test_one_tensor_on_both_sides_has_the_same_gradient_with_a_graph(similarity):
+    x = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    rows = x * 1
+    loss = CrossModalLoss(NTXentLoss(temperature=1.0), similarity=similarity)(rows, rows)
+    (plain,) = torch.autograd.grad(loss, x, retain_graph=True)
+    (graph,) = torch.autograd.grad(loss, x, create_graph=True)
+    torch.testing.assert_close(graph, plain)
+
+
+@pytest.mark.parametrize("n", [2, 5, 1100])
+@pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean"])
+def test_scores_may_be_changed_in_place(n, similarity):
+    x = torch.randn(n, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    scores, _ = pairwise_scores(x, torch.zeros(n), similarity=similarity)
+    expected = torch.autograd.grad(2 * scores.sum(), x, retain_graph=True)[0]
+    torch.testing.assert_close(torch.autograd.grad(scores.mul_(2.0).sum(), x)[0], expected)

@@ -368,3 +368,14 @@ def test_bad_options(loss, options, message):
     with pytest.raises(ValueError, match=r".") as error:
         loss(scores, relevant, **options)
     assert str(error.value) == message
+
+
+def test_a_temperature_that_learns_on_groups():
+    scores = torch.tensor([0.3, 0.1, 0.9, 0.2, 0.4], dtype=torch.float64)
+    relevant, group = torch.tensor([True, False, False, True, False]), [0, 0, 0, 1, 1]
+    temperature = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    loss = losses.nt_xent_loss(scores, relevant, temperature=temperature, group=group)
+    torch.testing.assert_close(loss, losses.nt_xent_loss(scores, relevant, temperature=0.5, group=group))
+    loss.backward()
+    near = [losses.nt_xent_loss(scores, relevant, temperature=0.5 + step, group=group) for step in (1e-6, -1e-6)]
+    torch.testing.assert_close(temperature.grad, (near[0] - near[1]) / 2e-6)

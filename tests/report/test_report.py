@@ -824,3 +824,16 @@ def test_a_spike_leaves_the_panel():
     curve = [(step, 1e6 if step == 3 else 1.0 / (1 + step)) for step in range(200)]
     (axis,) = plot_training_losses({"a": [curve]}).axes
     assert axis.get_ylim()[1] < 2
+
+
+def test_names_are_drawn_as_they_are(tmp_path):
+    pytest.importorskip("matplotlib")
+    write_runs(tmp_path, details=None, losses={"multi-similarity": 0.5, "a $\\euro$ \x07": 0.4})
+    write_report(tmp_path)
+    text = "".join(decoded(page(tmp_path).images[0]).itertext())
+    assert "a $\\euro$ ?" in text
+
+
+def test_a_number_without_a_scale_stays_short():
+    assert tables.number_text(1e300) == "1e+300"
+    assert tables.number_text(-2.5e7, signed=True) == "-2.5e+07"
