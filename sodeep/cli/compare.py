@@ -68,7 +68,7 @@ class _Limits(click.ParamType):  # type: ignore[type-arg]  # generic only in new
         try:
             low, high = map(float, limits.split(":"))
         except ValueError:
-            self.fail(f"must be SETTING=LOW:HIGH, such as width=0.01:4, got {value!r}.", param, ctx)
+            self.fail(f"must be SETTING=LOW:HIGH, such as width=0.05:8, got {value!r}.", param, ctx)
         return setting, (low, high)
 
 
@@ -112,7 +112,7 @@ class _Limits(click.ParamType):  # type: ignore[type-arg]  # generic only in new
     type=_Limits(),
     multiple=True,
     metavar="SETTING=LOW:HIGH",
-    help="Search this setting of all losses that have it elsewhere than declared, as width=0.01:4; repeatable.",
+    help="Search this setting of all losses that have it elsewhere than declared, as width=0.05:8; repeatable.",
 )
 @click.option(
     "--max-steps",

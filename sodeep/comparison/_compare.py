@@ -45,7 +45,7 @@ from torch import nn
 
 from sodeep._core.checks import check_at_least, check_computes, describe, user_path
 from sodeep._core.files import sole_writer, sweep, write_atomic
-from sodeep._core.search import Range, Ranges, default_settings, edge_of, trial_settings, with_limits
+from sodeep._core.search import Choice, Range, Ranges, default_settings, edge_of, trial_settings, with_limits
 from sodeep._version import __version__
 from sodeep.comparison.losses_by_name import CALL_SIGNATURES, LossSpec, default_losses, loss_by_name, stages_of
 from sodeep.comparison.runs import Run
@@ -411,6 +411,10 @@ def _searched_ranges(
         {name for ranges in declared.values() for name, values in ranges.items() if isinstance(values, Range)}
     )
     for name, pair in limits.items():
+        choice = next((ranges[name] for ranges in declared.values() if isinstance(ranges.get(name), Choice)), None)
+        if isinstance(choice, Choice) and name not in known:
+            values = ", ".join(map(str, choice.values))
+            raise ValueError(f"`ranges` must name settings that have a range, got {name!r}, a choice of {values}.")
         if name not in known:
             raise ValueError(
                 f"`ranges` must name settings of these losses, got {name!r}. They have {', '.join(known)}."

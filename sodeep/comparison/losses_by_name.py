@@ -160,13 +160,32 @@ _TEMPERATURE = Range(0.02, 0.5, 0.1)
 _BINOMIAL = {"alpha": Range(0.5, 10, 2.0), "beta": Range(5, 100, 50.0), "base": Range(0.0, 1.0, 0.5, log=False)}
 """Of Wang et al. 2019 (table 3 and its text): slopes for relevant and other items, and the similarity between them."""
 
+
+def _of_values(make: Callable[..., nn.Module]) -> Callable[..., Loss]:
+    """A loss of torch on scores and targets of one shape: it would spread (n, 1) against (n,) to n² pairs."""
+
+    def build(**settings: Any) -> Loss:
+        loss = make(**settings)
+
+        def of_one_shape(scores: Tensor, target: Tensor) -> Any:
+            if scores.shape != target.shape:
+                raise ValueError(
+                    f"`scores` must have the shape of the target, {tuple(target.shape)}, got {tuple(scores.shape)}."
+                )
+            return loss(scores, target)
+
+        return of_one_shape
+
+    return build
+
+
 LOSSES: dict[str, LossSpec] = {
     # regression
-    "mse": LossSpec(nn.MSELoss, signature="target"),
-    "mse-ranks": LossSpec(nn.MSELoss, signature="ranks"),
-    "mse-normal-scores": LossSpec(nn.MSELoss, signature="normal-scores"),
-    "l1": LossSpec(nn.L1Loss, signature="target"),
-    "huber": LossSpec(nn.HuberLoss, {"delta": Range(0.1, 3, 1.0)}, signature="target"),
+    "mse": LossSpec(_of_values(nn.MSELoss), signature="target"),
+    "mse-ranks": LossSpec(_of_values(nn.MSELoss), signature="ranks"),
+    "mse-normal-scores": LossSpec(_of_values(nn.MSELoss), signature="normal-scores"),
+    "l1": LossSpec(_of_values(nn.L1Loss), signature="target"),
+    "huber": LossSpec(_of_values(nn.HuberLoss), {"delta": Range(0.1, 3, 1.0)}, signature="target"),
     "pearson": LossSpec(lambda: _one_minus_pearson, signature="target"),
     # lists
     "ranknet": LossSpec(losses_.RankNetLoss, {"temperature": _SCALE}, signature="target"),

@@ -384,6 +384,11 @@ class Training:
         """One optimizer step on a batch; the value of the loss before it."""
         self.optimizer.zero_grad(set_to_none=True)
         apply = self.task.forward(self.model, batch)
+        if not isinstance(apply, Mapping):
+            raise TypeError(
+                f"`forward` of {self.task.name} must give a dict, call signature -> function of a loss, got "
+                f"{describe(apply)}."
+            )
         for signature in {signature for _, signature, _ in self.terms} - apply.keys():
             raise ValueError(
                 f"`forward` of {self.task.name} must give {signature!r}, got {', '.join(apply) or 'none'}."

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sodeep._core.by_name import attribute, code_of, name_of, source_of
 from sodeep._core.checks import check_choice, describe
+from sodeep.datasets.tables import alike
 from sodeep.datasets.types import checksum
 from sodeep.tasks import TASKS
 from sodeep.tasks.base import Task, check_declared
@@ -114,6 +115,10 @@ def task_class(task: AnyTask) -> type[Task]:
     if isinstance(task, str):
         module, colon, rest = task.partition(":")
         if not (module and colon and rest):
+            near = None if task in TASKS else alike(task, TASKS)
+            if near is not None:
+                known = ", ".join(TASKS)
+                raise ValueError(f"`task` must be one of {known}, or my_module:MyTask, got {task!r}. Is it {near!r}?")
             check_choice(task, TASKS, "task")
             return TASKS[task]
         found = attribute(module, rest, "task")

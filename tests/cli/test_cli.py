@@ -266,7 +266,7 @@ def test_a_device_that_is_not_there_is_one_line(run, command):
 
 @pytest.mark.parametrize("given", ["width", "width=1", "width=a:b", "width=1:2:3"])
 def test_a_range_that_is_none_is_one_line(run, given):
-    fails(run("compare", "toy", "--range", given), f"must be SETTING=LOW:HIGH, such as width=0.01:4, got '{given}'.")
+    fails(run("compare", "toy", "--range", given), f"must be SETTING=LOW:HIGH, such as width=0.05:8, got '{given}'.")
     fails(run("compare", "toy", "--range", "tau=1:2", "--loss", "bce"), "They have lr, weight_decay.")
 
 

@@ -544,3 +544,45 @@ def test_tasks_of_this_package_are_what_they_were():
     assert all(task_class(name) is TASKS[name] and TASKS[name].name == name for name in TASKS)
     assert all(fingerprint(name) is fingerprint(TASKS[name]) is None for name in TASKS)
     assert not any(isinstance(as_sent(TASKS[name]), OwnTask) for name in TASKS)
+
+
+def test_a_task_that_is_misspelt_is_recognised(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"^`task` must be one of .*, or my_module:MyTask, got 'rankin'\. Is it 'ranking'\?$"
+    ):
+        compare("rankin", out=tmp_path)
+
+
+class Column(Sums):
+    """A step forgets to take the second axis away."""
+
+    def forward(self, model, batch):
+        scores = model(self.x[batch])
+        return {"target": lambda loss: loss(scores, self.y[batch])}
+
+
+class Bare(Sums):
+    """A step gives a tensor."""
+
+    def forward(self, model, batch):
+        return model(self.x[batch])
+
+
+@pytest.mark.parametrize(
+    ("task", "reason"),
+    [
+        (Column, "ValueError: `scores` must have the shape of the target, (12,), got (12, 1)."),
+        (
+            Bare,
+            f"TypeError: `forward` of {__name__}:Bare must give a dict, call signature -> function of a loss, got a",
+        ),
+    ],
+)
+def test_a_step_of_another_form_fails_with_its_reason(task, reason, tmp_path):
+    runs = compare(task(DATA), ["mse"], out=tmp_path, **{**TINY, "seeds": 1, "trials": 1})
+    assert runs[0].failure["reason"].startswith(reason)
+
+
+def test_a_choice_has_no_range(tmp_path):
+    with pytest.raises(ValueError, match=r"^`ranges` must name settings that have a range, got 'form', a choice of ap"):
+        compare("toy", ["map:laplace"], out=tmp_path, ranges={"form": (0, 1)}, seeds=1)
