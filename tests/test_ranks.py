@@ -639,15 +639,16 @@ def test_jacobian_is_symmetric_with_rows_that_sum_to_zero(rank_fn):
 
 
 class LargestTensor(TorchDispatchMode):
-    """Counts the elements of the largest tensor that any operation makes."""
+    """Counts the elements of the largest tensor that any operation makes, and of all of them."""
 
-    elements = 0
+    elements = total = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         for x in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(x, Tensor):
                 self.elements = max(self.elements, x.numel())
+                self.total += x.numel()
         return out
 
 
@@ -666,6 +667,16 @@ def test_laplace_rank_holds_a_few_lists():
         with LargestTensor() as largest:
             laplace_rank(scores, tau=1.0).sum().backward()
         assert largest.elements == scores.numel()
+
+
+def test_laplace_rank_of_a_wide_list_is_a_small_multiple_of_the_work():
+    counts = []
+    for scale in (1.0, 1e6):
+        scores = (draw(10_001, dtype=torch.float32) * scale).requires_grad_()
+        with LargestTensor() as made:
+            laplace_rank(scores, tau=1.0).sum().backward()
+        counts.append(made.total)
+    assert counts[1] < 3 * counts[0]
 
 
 @each([exact_rank, sigmoid_rank, laplace_rank])

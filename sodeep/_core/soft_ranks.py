@@ -7,6 +7,7 @@ gradients are in closed form, and no pair is stored.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -289,19 +290,11 @@ class Laplace(Comparator):
 
     @classmethod
     def running_sums(cls, u: Tensor | None, place: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
-        """Σ_{j ≤ i} u_j exp((y_j − y_i)/tau) and Σ_{j ≥ i} u_j exp((y_i − y_j)/tau); u None: ones.
-
-        By doubling: a sum over the nearest 2k items is the one over the nearest k, plus the same sum of the item k
-        places away times the decay between the two. Every exponent is at most 0, so nothing overflows or cancels.
-        """
-        below = above = torch.ones_like(place) if u is None else u
-        k = 1
-        while k < place.shape[-1]:
-            decay = ((place[..., :-k] - place[..., k:]) / tau).exp()
-            below = below + pad(decay * below[..., :-k], (k, 0))
-            above = above + pad(decay * above[..., k:], (0, k))
-            k *= 2
-        return below, above
+        """Σ_{j ≤ i} u_j exp((y_j − y_i)/tau) and Σ_{j ≥ i} u_j exp((y_i − y_j)/tau); u None: ones."""
+        u = torch.ones_like(place) if u is None else u
+        gaps = (place.diff(dim=-1) / tau).clamp(max=_FAR)
+        below = _decaying_sums(u, pad(gaps, (1, 0), value=_FAR))
+        return below, _decaying_sums(u.flip(-1), pad(gaps.flip(-1), (1, 0), value=_FAR)).flip(-1)
 
     @classmethod
     def scanned_sums(cls, place: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
@@ -316,8 +309,29 @@ class Laplace(Comparator):
         return below.exp(), above.exp()
 
 
-_FAR = 50.0
-"""exp(-50) is below a millionth of the rounding of float64."""
+_FAR = 80.0
+"""exp(-80) is so far below the rounding of float64 that what is farther adds nothing."""
+
+_SIDE = 8
+"""Items of a block: it spans at most 8 × 80 tau, and exp(±320) lies inside the range of float64 with room for u."""
+
+
+def _decaying_sums(u: Tensor, gaps: Tensor) -> Tensor:
+    """S of S_i = u_i + exp(−gaps_i) S_{i−1}, along the last axis; gaps of `_FAR`, the largest, let nothing across.
+
+    In a block the sums are plain running sums of u_j exp(y_j), over exp(y_i). What the blocks before add is the same
+    recurrence over the last items of the blocks, a list an eighth as long.
+    """
+    n = u.shape[-1]
+    blocks, steps = (pad(x, (0, -n % _SIDE)).unflatten(-1, (-1, _SIDE)) for x in (u, gaps))
+    along = steps.cumsum(-1)  # from the last item of the block before
+    growth = (along - _SIDE * _FAR / 2).exp()
+    sums = (blocks * growth).cumsum(-1)
+    if n > _SIDE:
+        carried = _decaying_sums(sums[..., -1] / growth[..., -1], along[..., -1].clamp(max=_FAR))
+        sums = sums + pad(carried[..., :-1], (1, 0)).unsqueeze(-1) * math.exp(-_SIDE * _FAR / 2)
+    sums = (sums / growth).flatten(-2)[..., :n]
+    return torch.where(gaps == _FAR, u, sums)  # exactly: a gradient that is 0 is a difference of these
 
 
 class NarrowLaplace(Laplace):
