@@ -191,7 +191,7 @@ class Sigmoid(Comparator):
 
     @classmethod
     def gradient(cls, g: Tensor, x: Tensor, tau: Tensor, *state: Tensor) -> Tensor:
-        density, smooth = cls._sums(x, tau, lambda s: s.addcmul(s, s, value=-1), 1, g)
+        density, smooth = cls._sums(x, tau, lambda s: s.addcmul_(s, s, value=-1), 1, g)
         return ((smooth - g * density) / tau).to(g.dtype)
 
     @classmethod
@@ -213,29 +213,42 @@ class Sigmoid(Comparator):
         sharpness = (1 / tau).to(x.dtype).clamp(max=torch.finfo(x.dtype).max).reshape(-1, 1, 1)
         columns = [None, *(u.reshape(-1, n) for u in weights)]
         sums = [torch.zeros(lists.shape, dtype=torch.float64, device=x.device) for _ in columns]
+        memory: list[Tensor] = []
         for some, i, j in _tiles(lists):
-            k = lists[some, None, j] - lists[some, i, None]  # (lists, rows, columns)
-            k = kernel(k.mul_(sharpness[some]).sigmoid_())
+            above, here = lists[some, None, j], lists[some, i, None]
+            shape = (above.shape[0], here.shape[1], above.shape[2])  # (lists, rows, columns)
+            if not memory:  # the first tile is the largest; new memory for each costs as much as the arithmetic
+                memory = [x.new_empty(math.prod(shape)) for _ in range(2)]
+            k, room = (flat[: math.prod(shape)].view(shape) for flat in memory)
+            k = kernel(torch.sub(above, here, out=k).mul_(sharpness[some]).sigmoid_())
             for u, total in zip(columns, sums, strict=True):
-                total[some, i] += (k if u is None else k * u[some, None, j]).sum(-1)
+                total[some, i] += (k if u is None else torch.mul(k, u[some, None, j], out=room)).sum(-1)
                 if i != j:
-                    total[some, j].add_((k if u is None else k * u[some, i, None]).sum(-2), alpha=sign)
+                    by_column = (k if u is None else torch.mul(k, u[some, i, None], out=room)).sum(-2)
+                    total[some, j].add_(by_column, alpha=sign)
         return [total.reshape(x.shape) for total in sums]
 
 
 def _tiles(lists: Tensor) -> Iterator[tuple[slice, slice, slice]]:
-    """Lists, rows and columns of tiles on and above the diagonal of the n × n pairs of each list of (B, n)."""
+    """Lists, rows and columns of tiles on and above the diagonal of the n × n pairs of each list of (B, n).
+
+    Those on the diagonal visit their pairs twice: sides are as short as still fills a tile with lists.
+    """
     batch, n = lists.shape
-    side = _TILE_SIDE[lists.device.type == "cpu"]
-    together = max(1, side**2 // n**2)
+    largest, side = _TILE[lists.device.type == "cpu"]
+    while batch * side**2 < largest and (2 * side) ** 2 <= largest:
+        side *= 2
+    side = min(side, n)
+    together = max(1, largest // side**2)
     for first in range(0, batch, together):
         for top in range(0, n, side):
             for left in range(top, n, side):
                 yield slice(first, first + together), slice(top, top + side), slice(left, left + side)
 
 
-_TILE_SIDE = {True: 2**9, False: 2**11}
-"""On a CPU a tile that fits its cache, elsewhere one that keeps the device busy."""
+_TILE = {True: (2**19, 2**7), False: (2**22, 2**11)}
+"""Pairs of a tile, over several lists, and its shortest side: on a CPU it fits the cache, elsewhere it keeps the device
+busy."""
 
 
 class Laplace(Comparator):
@@ -313,7 +326,7 @@ _FAR = 80.0
 """exp(-80) is so far below the rounding of float64 that what is farther adds nothing."""
 
 _SIDE = 8
-"""Items of a block: it spans at most 8 × 80 tau, and exp(±320) lies inside the range of float64 with room for u."""
+"""Items of a block: it spans at most 640 tau, and exp(±320) lies inside the range of float64 with room for u."""
 
 
 def _decaying_sums(u: Tensor, gaps: Tensor) -> Tensor:
@@ -323,7 +336,7 @@ def _decaying_sums(u: Tensor, gaps: Tensor) -> Tensor:
     recurrence over the last items of the blocks, a list an eighth as long.
     """
     n = u.shape[-1]
-    blocks, steps = (pad(x, (0, -n % _SIDE)).unflatten(-1, (-1, _SIDE)) for x in (u, gaps))
+    blocks, steps = (pad(x, (0, -n % _SIDE)).reshape(*x.shape[:-1], -(-n // _SIDE), _SIDE) for x in (u, gaps))
     along = steps.cumsum(-1)  # from the last item of the block before
     growth = (along - _SIDE * _FAR / 2).exp()
     sums = (blocks * growth).cumsum(-1)
