@@ -18,7 +18,7 @@ Conventions, here and everywhere in sodeep:
 The rank functions, all in O(n) memory a list:
 
 * `exact_rank`: exact, without gradient, in O(n log n) time.
-* `sigmoid_rank`: sums of pairwise sigmoids, with their gradient, in O(n²).
+* `sigmoid_rank`: sums of pairwise sigmoids, with their gradient, in O(n²); long lists on a CPU in O(n log n).
 * `laplace_rank`: sums of pairwise Laplace cdfs, with their gradient, in O(n log n).
 * `blackbox_rank`: exact, with an interpolated gradient, in O(n log n).
 * `straight_through`: exact, with the gradient of another rank function, in the time of both.
@@ -115,7 +115,8 @@ def sigmoid_rank(scores: Tensor, tau: float | Tensor | None = None, where: Tenso
         r_i = 1 + Σ_{j≠i} σ((s_j − s_i) / tau)
 
     These are the exact ranks as tau goes to 0, and (n + 1) / 2 for all as it grows. O(n²) time; the pairs are visited
-    in chunks, so that memory is O(n). `laplace_rank` is as good and much faster.
+    in chunks, so that memory is O(n). Long lists on a CPU take O(n log n) time, by sums of the same values to rounding.
+    `laplace_rank` is as good and faster.
 
     Args:
         scores: (..., n) floating point.

@@ -18,7 +18,7 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sodeep import ranks, spearman_loss
-from sodeep._core import soft_ranks
+from sodeep._core import sigmoid_blocks, soft_ranks
 from sodeep._core.checks import describe
 from sodeep.ranks import (
     apply_rank_fn,
@@ -149,6 +149,29 @@ def test_sigmoid_tiles_cover_every_pair_once(shape):
     assert_close(gradient(sigmoid_rank, scores, weights, tau=0.1), want)
     masked = sigmoid_rank(scores, tau.view((1,) * scores.ndim), where)
     assert_close(masked[-1][where[-1]], soft_reference(sigmoid_rank, scores[-1][where[-1]], tau))
+
+
+@pytest.mark.parametrize("tau", [1e-3, 0.1, 3.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sigmoid_blocks_are_the_pairwise_sum(tau, dtype):
+    """Long lists: ties over several blocks, clusters, an outlier, all equal; masked; weights of the gradient."""
+    normal = draw(40, 500)
+    normal[1], normal[2], normal[3, 7], normal[4] = normal[1].round(), normal[2] + 1e3 * (normal[3] > 0), 1e6, 0.3
+    where, scores, weights = draw_mask(40, 500), normal.to(dtype), draw(40, 500, seed=2).to(dtype)
+    assert sigmoid_blocks.worthwhile(scores)
+    got, want = sigmoid_rank(scores, tau), soft_reference(sigmoid_rank, scores.double(), tau)
+    # float32 sums of up to 32 pairs of 1/2 each round to a millionth
+    tolerance = {"rtol": 1e-13, "atol": 0} if dtype == torch.float64 else {"rtol": 1e-6, "atol": 5e-6}
+    assert_close(got.double(), want, **tolerance)
+    for row in (1, 4):
+        for value in scores[row].unique():
+            assert got[row][scores[row] == value].unique().numel() == 1
+    masked = sigmoid_rank(scores, tau, where)
+    real = soft_reference(sigmoid_rank, scores[5].double()[where[5]], tau)
+    assert_close(masked[5][where[5]].double(), real, **tolerance)
+    got = gradient(sigmoid_rank, scores, weights, tau=tau).double()
+    want = gradient(lambda s: soft_reference(sigmoid_rank, s, tau), scores.double(), weights.double())
+    assert_close(got, want, rtol=0, atol=float(want.abs().max()) * (1e-12 if dtype == torch.float64 else 1e-6))
 
 
 def test_laplace_rank_is_the_same_on_both_sides_of_its_switch():

@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from sodeep._core.checks import check_device, check_finite, check_positive, compiling, describe, ordinary, readable
+from sodeep._core.sigmoid_blocks import block_sums, worthwhile
 from sodeep._core.sort import ascending
 
 SPREAD_PER_TAU = 6.8
@@ -175,7 +176,7 @@ class Sigmoid(Comparator):
     """The sigmoid σ, with f = σ(1 − σ) and f' = f(1 − 2σ).
 
     σ − 1/2 and f' are odd in the difference and f is even, so each pair is visited once: a tile of the n × n pairs
-    serves its rows and its columns.
+    serves its rows and its columns. Long lists on a CPU go by blocks: see `sodeep._core.sigmoid_blocks`.
     """
 
     @classmethod
@@ -208,6 +209,8 @@ class Sigmoid(Comparator):
 
         k_ij = kernel(σ((x_j − x_i) / tau)), which must be odd or even: k_ji = sign · k_ij.
         """
+        if worthwhile(x):
+            return block_sums(x, tau, kernel, sign, *weights)
         n = x.shape[-1]
         lists = x.reshape(-1, n)
         sharpness = (1 / tau).to(x.dtype).clamp(max=torch.finfo(x.dtype).max).reshape(-1, 1, 1)
