@@ -33,9 +33,7 @@ def worthwhile(x: Tensor) -> bool:
     return x.device.type == "cpu" and (n >= 2048 or (n >= 480 and x.numel() >= 2**14))
 
 
-def block_sums(
-    x: Tensor, tau: Tensor, kernel: Callable[[Tensor], Tensor], sign: int, *weights: Tensor
-) -> list[Tensor]:
+def block_sums(x: Tensor, tau: Tensor, kernel: Callable[[Tensor], Tensor], sign: int, *weights: Tensor) -> list[Tensor]:
     """Σ_j k_ij, then Σ_j k_ij u_j for each u of the weights; k_ij = kernel(σ((x_j − x_i) / tau)) = sign · k_ji."""
     n, side = x.shape[-1], 64 if x.shape[-1] >= 2048 else 32
     lists, order = ascending(x.reshape(-1, n))
@@ -70,7 +68,7 @@ def block_sums(
 
 
 class _Far:
-    """Σ_j Σ_m c_m z_ij^m u_j over the blocks below, and over those above, for sorted blocks y (lists, blocks, items)."""
+    """Σ_j Σ_m c_m z_ij^m u_j over the blocks below, and those above; sorted blocks y are (lists, blocks, items)."""
 
     def __init__(self, y: Tensor, sharpness: Tensor, coefficients: Tensor) -> None:
         self.coefficients = coefficients
