@@ -130,11 +130,12 @@ def test_an_error_of_the_data_is_not_taken_for_a_lost_worker(tmp_path, monkeypat
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_a_killed_process_is_replaced(tmp_path, expected):
+    others = {process.pid for process in multiprocessing.active_children()}  # of other tests
     killed = []
 
     def kill(run, done, total):
         if not killed:
-            killed.append(multiprocessing.active_children()[0].pid)
+            killed.extend({process.pid for process in multiprocessing.active_children()} - others)
             os.kill(killed[0], signal.SIGKILL)
 
     same(compare("memorability", LOSSES, out=tmp_path, jobs=2, on_run=kill, **GIVEN), tmp_path, expected)
@@ -211,9 +212,12 @@ if __name__ == "__main__":
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_a_pool_that_breaks_with_a_worker_stops_a_comparison(tmp_path, expected):
     """Python's own executor takes nothing more then."""
+    killed = []
 
     def kill(run, done, total):
-        os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+        if not killed:  # a run that was done before may come after it
+            killed.extend(executor._processes)  # of this executor, whatever other processes there are
+            os.kill(killed[0], signal.SIGKILL)
 
     reason = r"^A worker process died, perhaps for want of memory \(try fewer jobs\), or .*\d+ of 10 runs are kept in "
     with (
