@@ -307,8 +307,10 @@ def compared(
     if code:
         raise click.exceptions.Exit(code)
     made = out / f"{name}.json"
-    if not changed and made.exists() and json.loads(made.read_text())["command"] == shown:
-        return dict(json.loads(made.read_text()))  # with the figures of arrays that may be gone by now
+    if not changed and made.exists():
+        before: dict[str, Any] = json.loads(made.read_text())
+        if before["command"] == shown:
+            return before  # with the figures of arrays that may be gone by now
     measured = measurements(folder, shown)
     made.write_text(json.dumps(measured, separators=(",", ":")) + "\n")
     text = (folder / "report.md").read_text().replace(f"sodeep {shlex.join(ran)}", shown)

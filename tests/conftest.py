@@ -1,5 +1,4 @@
 import gc
-import multiprocessing
 import os
 import runpy
 import signal
@@ -50,12 +49,10 @@ def process_group(tmp_path):
 
 @pytest.fixture(scope="session")
 def processes():
-    """The `multiprocessing` context of new processes. On Linux a server forks them that has imported torch already."""
-    if sys.platform != "linux":
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["sodeep.comparison.executors", "torch._dynamo"])
-    return context
+    """The `multiprocessing` context of new processes, that of comparisons."""
+    from sodeep.comparison.executors import process_context
+
+    return process_context()
 
 
 def run_as_main(script, options, output):

@@ -117,7 +117,7 @@ def compare(
             each loss is trained once for every further seed. None: every seed chooses for itself, at `trials` times the
             cost.
         ranges: of settings that are searched elsewhere than declared, name -> (low, high), such as
-            ``{"width": (0.01, 4)}``: for every loss that has such a setting. The report says which choices lay at an
+            ``{"width": (0.05, 8)}``: for every loss that has such a setting. The report says which choices lay at an
             end of their range.
         max_steps: after which a training ends though its validation metric still rises, which the report says. None:
             that of the task.
@@ -406,26 +406,23 @@ def _searched_ranges(
     specs: Mapping[str, LossSpec], task_class: type[Task], limits: Mapping[str, tuple[float, float]]
 ) -> dict[str, Ranges]:
     """Loss -> the ranges of its settings, with the limits that the user gives."""
-    declared = {loss: spec.all_ranges(task_class) for loss, spec in specs.items()}
-    known = sorted(
-        {name for ranges in declared.values() for name, values in ranges.items() if isinstance(values, Range)}
-    )
+    searched: dict[str, Ranges] = {loss: spec.all_ranges(task_class) for loss, spec in specs.items()}
+    declared = [(name, values) for ranges in searched.values() for name, values in ranges.items()]
+    known = {name for name, values in declared if isinstance(values, Range)}
+    choices = {name: values for name, values in declared if isinstance(values, Choice)}
     for name, pair in limits.items():
-        choice = next((ranges[name] for ranges in declared.values() if isinstance(ranges.get(name), Choice)), None)
-        if isinstance(choice, Choice) and name not in known:
-            values = ", ".join(map(str, choice.values))
+        if name not in known and name in choices:
+            values = ", ".join(map(str, choices[name].values))
             raise ValueError(f"`ranges` must name settings that have a range, got {name!r}, a choice of {values}.")
         if name not in known:
-            raise ValueError(
-                f"`ranges` must name settings of these losses, got {name!r}. They have {', '.join(known)}."
-            )
+            names = ", ".join(sorted(known))
+            raise ValueError(f"`ranges` must name settings of these losses, got {name!r}. They have {names}.")
         try:
             low, high = map(float, pair)
-            for ranges in declared.values():
-                with_limits(ranges, {name: (low, high)})
+            searched = {loss: with_limits(ranges, {name: (low, high)}) for loss, ranges in searched.items()}
         except (TypeError, ValueError) as error:
             raise ValueError(f"`ranges` must be name: (low, high), got {describe(pair)} for {name}. {error}") from None
-    return {loss: with_limits(ranges, limits) for loss, ranges in declared.items()}
+    return searched
 
 
 def device_of(device: str) -> str:

@@ -153,7 +153,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _context() -> BaseContext:
+def process_context() -> BaseContext:
     """How processes are started.
 
     On Linux by a server that has imported what all of them need, which takes each seconds where it does so itself. The
@@ -171,7 +171,7 @@ class Workers:
 
     def __init__(self, jobs: int) -> None:
         self.jobs = jobs
-        self._context = _context()
+        self._context = process_context()
         self._theirs, self._ours = self._context.Pipe(duplex=False)
         self._pool = self._new_pool()
 

@@ -335,15 +335,15 @@ class Schedule:
         steps: dict[str, float | None] = {}
         whole: dict[str, float | None] = {}
         tuned: dict[str, float | None] = {}
-        length = next(iter(self.work.values()))[0].length
+        any_job = next(iter(self.work.values()))[0]
+        length = any_job.length
         test = 0.0
         if tests:
             with one_thread():
-                job = next(iter(self.work.values()))[0]
-                validation, test = _times_of_evaluations(job)
-                fine_tuning = _fine_tuning_of(job)
+                validation, test = _times_of_evaluations(any_job)
+                fine_tuning = _fine_tuning_of(any_job)
                 if fine_tuning is not None:
-                    deep_validation, test = _times_of_evaluations(job, fine_tuning)
+                    deep_validation, test = _times_of_evaluations(any_job, fine_tuning)
                 for loss in tests:
                     if loss in first:
                         steps[loss] = _time_of_steps(first[loss])

@@ -25,7 +25,7 @@ from sodeep.datasets.types import Array, CrossModalData
 from sodeep.losses import CrossModalLoss, quantized_ap_loss
 from sodeep.tasks.base import Loss, Task, TaskMetrics
 from sodeep.tasks.encoders import FeatureNet, FineTuned, TextNet, as_input, encode, item_net, ngram_table
-from sodeep.tasks.own_encoder import Build, own_encoders
+from sodeep.tasks.own_encoder import Build, image_inputs, own_encoders
 from sodeep.tasks.semantics import TEXT_SCORES, SemanticScores
 
 _ASP = {"overlap": "ASP", **{name: f"ASP {name}" for name in TEXT_SCORES}}
@@ -160,12 +160,9 @@ class CrossModal(Task):
             encoder, text_encoder, image_features, chunk_size, precision if finetune is None else None, workers
         )
         self.pretrained = pretrained_images(image_features, data, finetune, precision)
-        self.items: Any = as_input(data.items) if self.pretrained is None else self.pretrained.features
-        if self.encoder is not None:
-            self.items = self.encoder.inputs(data.items, data.files, data.name)
-        used = self.pretrained or self.encoder
-        if used is not None:
-            self.data_name += f", {used.title}"
+        self.items: Any
+        self.items, title = image_inputs(data, self.encoder, self.pretrained)
+        self.data_name += title
         self.owner = torch.from_numpy(np.asarray(data.owner, dtype=np.int64))
         self.texts = None if isinstance(data.captions, np.ndarray) else list(data.captions)
         vectors = static_vectors(text_features, self.texts, data.name)

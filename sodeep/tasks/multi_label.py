@@ -115,13 +115,12 @@ class MultiLabel(Task):
         elif data.texts is not None:
             self.inputs = ngram_table(data.texts, self.index["train"].numpy(), "word")
         else:
-            self.inputs = as_input(np.asarray(data.items if data.features is None else data.features))
+            items = np.asarray(data.items if data.features is None else data.features)
+            own = self.encoder
+            self.inputs = as_input(items) if own is None else own.inputs(items, data.files, data.name)
         if self.encoder is not None:
             if data.texts is not None:
                 self.inputs = self.encoder.text_inputs(data.texts, self.inputs, data.name)
-            else:
-                items = np.asarray(data.items if data.features is None else data.features)
-                self.inputs = self.encoder.inputs(items, data.files, data.name)
             self.data_name += f", {self.encoder.title}"
 
     @classmethod

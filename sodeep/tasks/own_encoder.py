@@ -37,9 +37,9 @@ from sodeep._core.cache import cached_rows
 from sodeep._core.checks import check_at_least, check_choice, describe
 from sodeep._core.precision import PRECISIONS
 from sodeep._core.progress import Progress
-from sodeep.datasets.image_features import image_checksum
+from sodeep.datasets.image_features import PretrainedImages, image_checksum
 from sodeep.datasets.image_files import ImageFiles, Inputs, together
-from sodeep.datasets.types import Array, Source
+from sodeep.datasets.types import Array, CrossModalData, RetrievalData, Source
 from sodeep.tasks.encoders import as_input, chunks_of
 
 Build = Callable[[], nn.Module]
@@ -303,6 +303,17 @@ def _tensor_of(value: Any) -> Tensor:
     if not isinstance(value, Tensor):
         raise TypeError(f"`transform` of the encoder must turn a text into a tensor, got {describe(value)}.")
     return value
+
+
+def image_inputs(
+    data: RetrievalData | CrossModalData, encoder: Encoder | None, pretrained: PretrainedImages | None
+) -> tuple[Inputs, str]:
+    """What is encoded of the images or features of a data set, and what the name of the data says of it, ", ..."."""
+    if encoder is not None:
+        return encoder.inputs(data.items, data.files, data.name), f", {encoder.title}"
+    if pretrained is not None:
+        return pretrained.features, f", {pretrained.title}"
+    return as_input(data.items), ""
 
 
 def own_encoders(

@@ -22,8 +22,8 @@ from sodeep.datasets.types import Array, RetrievalData
 from sodeep.losses import EmbeddingLoss, pairwise_scores, quantized_ap_loss
 from sodeep.samplers import BalancedBatchSampler
 from sodeep.tasks.base import Loss, Task, TaskMetrics
-from sodeep.tasks.encoders import AsGiven, FineTuned, as_input, encode, item_net
-from sodeep.tasks.own_encoder import Build, own_encoder
+from sodeep.tasks.encoders import AsGiven, FineTuned, encode, item_net
+from sodeep.tasks.own_encoder import Build, image_inputs, own_encoder
 from sodeep.tasks.revisited import REVISITED_METRICS, revisited_metrics
 
 
@@ -95,12 +95,9 @@ class Retrieval(Task):
             encoder, image_features, chunk_size, precision if finetune is None else None, workers
         )
         self.pretrained = pretrained_images(image_features, data, finetune, precision)
-        self.items: Any = as_input(data.items) if self.pretrained is None else self.pretrained.features
-        if self.encoder is not None:
-            self.items = self.encoder.inputs(data.items, data.files, data.name)
-        used = self.pretrained or self.encoder
-        if used is not None:
-            self.data_name += f", {used.title}"
+        self.items: Any
+        self.items, title = image_inputs(data, self.encoder, self.pretrained)
+        self.data_name += title
         self.labels = torch.from_numpy(np.unique(data.labels, return_inverse=True)[1].reshape(-1))
         self.class_names = np.asarray(data.labels).astype(str)
         self.query = None if data.query is None else np.asarray(data.query, dtype=bool)
