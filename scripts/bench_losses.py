@@ -58,6 +58,20 @@ def ours(name: str, **options: Any) -> Make:
     return make
 
 
+def ours_n_pairs(labels: Tensor) -> Criterion:
+    """Of one pair a class, as pytorch-metric-learning takes them."""
+    from sodeep.losses import EmbeddingLoss, NPairsLoss
+
+    loss = EmbeddingLoss(NPairsLoss(), similarity="dot")
+    anchors, positives = labels[::PER_CLASS], labels[1::PER_CLASS]
+
+    def of_pairs(x: Tensor) -> Tensor:
+        value: Tensor = loss(x[::PER_CLASS], anchors, x[1::PER_CLASS], positives)
+        return value
+
+    return of_pairs
+
+
 def pml(name: str, miner: tuple[str, dict[str, Any]] | None = None, **options: Any) -> Make:
     def make(labels: Tensor) -> Criterion:
         from pytorch_metric_learning import losses, miners
@@ -209,7 +223,7 @@ LOSSES: dict[str, dict[str, Make]] = {
         OURS: ours("TripletLoss", mining="hard"),
         PML: pml("TripletMarginLoss", ("BatchHardMiner", {})),
     },
-    "n-pairs": {OURS: ours("NPairsLoss"), f"{PML}, one pair a class": pml("NPairsLoss")},
+    "n-pairs": {OURS: ours_n_pairs, PML: pml("NPairsLoss")},
     "nca": {OURS: ours("NCALoss"), PML: pml("NCALoss")},
     "lifted": {OURS: ours("LiftedStructureLoss"), PML: pml("LiftedStructureLoss")},
     "binomial-deviance": {OURS: ours("BinomialDevianceLoss"), DENSE: dense(dense_binomial)},

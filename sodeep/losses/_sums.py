@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sodeep._core.checks import compiling, in_forward_mode
+from sodeep._core.masks import filled
 
 
 @torch.no_grad()
@@ -26,7 +27,7 @@ def bound(x: Tensor) -> Tensor:
 def logsumexp_with_softmax(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """`logsumexp` and its gradient, without a graph that is stable."""
     # finite, since a row of -inf would have a NaN softmax, and far enough from the end of the range to be added to
-    x = torch.where(mask, x, torch.finfo(x.dtype).min / 4)
+    x = filled(x, ~mask, torch.finfo(x.dtype).min / 4)
     softmax = x.softmax(-1)
     return x.amax(-1) - softmax.amax(-1).log(), softmax
 

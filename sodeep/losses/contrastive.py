@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sodeep._core.checks import check_choice, check_number, check_positive, compiling, readable
 from sodeep._core.lists import Lists, check_lists, masked_mean
+from sodeep._core.masks import any_of, as_bytes, filled
 from sodeep.groups import GroupIds
 from sodeep.losses._base import ListStats, Loss, loss_function, reduce_defined, reduce_over_both
 
@@ -68,11 +69,12 @@ def contrastive_loss(
     # once it is known which hinges are active, their means are linear in the scores
     fixed = s.detach()
     near, far = (fixed > negative_margin) & negative, (fixed < positive_margin) & positive
+    near, far = as_bytes(near), as_bytes(far)
     num_near, num_far = near.sum(-1, keepdim=True, dtype=s.dtype), far.sum(-1, keepdim=True, dtype=s.dtype)
     weights = near / num_near.clamp(min=1) - far / num_far.clamp(min=1)
     bounds = positive_margin * num_far.clamp(max=1) - negative_margin * num_near.clamp(max=1)
     values = (weights * s).sum(-1) + bounds.squeeze(-1)
-    return reduce_defined(values, (positive | negative).any(-1), scores, reduction, return_stats, needs="a real item")
+    return reduce_defined(values, any_of(positive | negative), scores, reduction, return_stats, needs="a real item")
 
 
 class ContrastiveLoss(Loss[ListStats]):
@@ -100,31 +102,32 @@ FEW_TRIPLETS = 2**16
 """Up to so many, they are gone through at once."""
 
 
-@torch.no_grad()
 def _active_triplets(lists: Lists, margin: float, semihard: bool) -> tuple[Tensor, Tensor]:
     """How many active triplets each list has (Q, 1), and in how many each item is (Q, N): minus that for positives.
 
     A triplet is active when s_p < s_n + margin, and semi-hard when s_n < s_p as well.
     """
-    s, positive, negative = lists.scores.contiguous(), lists.positive, lists.negative  # searchsorted warns otherwise
+    s, positive = lists.scores.detach().contiguous(), lists.positive  # searchsorted warns otherwise
     marked = torch.where(positive, s, float("inf"))
-    most = int(positive.sum(-1).max()) if len(s) and readable(s) else s.shape[-1]
+    most = int(as_bytes(positive).sum(-1, dtype=torch.int32).max()) if len(s) and readable(s) else s.shape[-1]
     if not compiling() and most <= FEW_POSITIVES:  # a compiled graph would be for this number only
         rising, order = marked.topk(most, largest=False)
         above = s + margin
         if most * s.numel() <= FEW_TRIPLETS:
-            active = (rising.unsqueeze(2) < above.unsqueeze(1)) & negative.unsqueeze(1)  # (Q, positives, N)
+            active = (rising.unsqueeze(2) < above.unsqueeze(1)) & lists.negative.unsqueeze(1)  # (Q, positives, N)
             if semihard:
                 active &= rising.unsqueeze(2) > s.unsqueeze(1)
+            active = as_bytes(active)
             counts, count_n = active.sum(2, dtype=s.dtype), active.sum(1, dtype=s.dtype)
-            return counts.sum(-1, keepdim=True), count_n.scatter_add_(-1, order, -counts)
+            return counts.sum(-1, keepdim=True), count_n.scatter_add_(-1, order, counts.neg())
         count_n, counts = torch.zeros_like(marked), torch.zeros_like(rising)
         for k in range(most):
-            active = negative & (rising[:, k : k + 1] < above)
+            active = lists.negative & (rising[:, k : k + 1] < above)
             if semihard:
                 active &= rising[:, k : k + 1] > s
+            active = as_bytes(active)
             count_n += active
-            counts[:, k] = active.sum(-1)
+            counts[:, k] = active.sum(-1, dtype=s.dtype)
     else:
         rising, order = marked.sort(dim=-1)
         # A negative is active with a run of the positives: from `first` up to, not including, `last`.
@@ -134,7 +137,7 @@ def _active_triplets(lists: Lists, margin: float, semihard: bool) -> tuple[Tenso
             last = torch.maximum(first, last)  # at scores so large that s + margin is s
         else:
             first = torch.zeros_like(last)
-        real = negative.to(s.dtype)
+        real = lists.negative.to(s.dtype)
         count_n = (last - first) * real
         # The same runs, counted by positive: +1 where a run begins, -1 where it ends, and a running sum.
         steps = s.new_zeros(s.shape[0], s.shape[1] + 1).scatter_add(-1, first, real).scatter_add(-1, last, -real)
@@ -200,8 +203,7 @@ def triplet_loss(
     lists = check_lists(scores, relevant, where)
     s, positive, negative, _ = lists
     if mining == "hard":
-        lowest = torch.finfo(s.dtype).min / 4
-        hardest = s.masked_fill(~negative, lowest).amax(-1, keepdim=True)
+        hardest = filled(s, ~negative, torch.finfo(s.dtype).min / 4).amax(-1, keepdim=True)
         hinge = hardest - s + margin
         values = masked_mean(hinge, positive & ~(hinge <= 0))  # not "hinge > 0", which would leave NaN out
     else:

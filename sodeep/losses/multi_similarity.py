@@ -17,6 +17,7 @@ from torch import Tensor
 from sodeep._core.checks import check_number, check_positive
 from sodeep._core.derivatives import closed_form
 from sodeep._core.lists import check_lists, masked_mean
+from sodeep._core.masks import any_of, as_bytes, filled
 from sodeep.groups import GroupIds
 from sodeep.losses._base import ListStats, Loss, loss_function, optional, reduce_defined, reduce_over_both
 from sodeep.losses._sums import bound, logsumexp_of_sides, softplus
@@ -143,7 +144,7 @@ def binomial_deviance_loss(
     _, positive, negative, _ = lists
     deviance = softplus(bound(_exponent(lists.scores, lists.positive, alpha, beta, base)))
     values = masked_mean(deviance, positive) + masked_mean(deviance, negative)
-    return reduce_defined(values, (positive | negative).any(-1), scores, reduction, return_stats, needs="a real item")
+    return reduce_defined(values, any_of(positive | negative), scores, reduction, return_stats, needs="a real item")
 
 
 class BinomialDevianceLoss(Loss[ListStats]):
@@ -284,9 +285,9 @@ def multi_similarity_loss(
     lists = check_lists(scores, relevant, where)
     s, positive, negative, _ = lists
     if epsilon is not None:
-        fixed = s.detach()
-        lowest_positive = torch.where(positive, fixed, torch.inf).amin(-1, keepdim=True)
-        highest_negative = torch.where(negative, fixed, -torch.inf).amax(-1, keepdim=True)
+        fixed, end = s.detach(), torch.finfo(s.dtype).max / 4
+        lowest_positive = filled(fixed, ~positive, end).amin(-1, keepdim=True)
+        highest_negative = filled(fixed, ~negative, -end).amax(-1, keepdim=True)
         # not "fixed < ...", which would leave NaN out
         positive = positive & ~(fixed >= highest_negative + epsilon)
         negative = negative & ~(fixed <= lowest_positive - epsilon)
@@ -305,7 +306,7 @@ def multi_similarity_loss(
         if not float(x.max()) < 40:
             return None
         e = x.clamp_(min=-80).exp_()
-        e_p, e_n = e * positive, e * negative
+        e_p, e_n = e * as_bytes(positive), e * as_bytes(negative)
         sum_p, sum_n = e_p.sum(-1, keepdim=True), e_n.sum(-1, keepdim=True)
         values = (sum_p.log1p() / alpha).add_(sum_n.log1p() / beta).squeeze(-1)
         return values, e_n.div_(sum_n.add_(1)).sub_(e_p.div_(sum_p.add_(1)))

@@ -22,6 +22,7 @@ from torch import Tensor
 from sodeep._core.checks import check_at_least, check_positive
 from sodeep._core.grades import check_gain, check_grades, check_weight, scaled_gains
 from sodeep._core.lists import check_lists
+from sodeep._core.masks import any_of
 from sodeep._core.sort import ascending
 from sodeep.groups import GroupIds
 from sodeep.losses._base import ListStats, Loss, loss_function, optional, reduce_defined
@@ -157,7 +158,7 @@ def reciprocal_rank_loss(
     x, positive, negative, *_ = check_lists(scores, relevant, where)
     ranks = apply_rank_fn(rank_fn, x, where=None if where is None else positive | negative).to(x.dtype).clamp(min=1)
     first = ranks.masked_fill(~positive, torch.finfo(x.dtype).max).amin(-1)
-    return reduce_defined(1 - 1 / first, positive.any(-1), scores, reduction, return_stats)
+    return reduce_defined(1 - 1 / first, any_of(positive), scores, reduction, return_stats)
 
 
 class ReciprocalRankLoss(Loss[ListStats]):
@@ -223,7 +224,7 @@ def precision_at_k_loss(
     among_first = _cut(ranks, k, tau_k).masked_fill(~positive, 0)
     if (weights := check_weight(weight, scores, where)) is not None:
         among_first = among_first * weights.to(x.dtype)
-    return reduce_defined(1 - among_first.sum(-1) / k, positive.any(-1), scores, reduction, return_stats)
+    return reduce_defined(1 - among_first.sum(-1) / k, any_of(positive), scores, reduction, return_stats)
 
 
 class PrecisionAtKLoss(Loss[ListStats]):

@@ -17,6 +17,7 @@ from torch import Tensor
 from sodeep._core.checks import check_positive, describe, readable
 from sodeep._core.derivatives import closed_form
 from sodeep._core.lists import Lists, check_lists, masked_mean
+from sodeep._core.masks import as_bytes, filled
 from sodeep.groups import GroupIds
 from sodeep.losses._base import ListStats, Loss, loss_function, reduce_over_both
 from sodeep.losses._sums import bound, logsumexp, logsumexp_of_sides, logsumexp_with_softmax, softplus
@@ -35,6 +36,10 @@ def _check_temperature(temperature: Any, name: str) -> Any:
     return temperature
 
 
+LEAST_TERM = 1e-30
+"""Where the softmax of a positive is smaller, it may have underflowed."""
+
+
 def _in_units(scores: Tensor, temperature: float | Tensor) -> Tensor:
     """Scores over the temperature; a tensor without axes takes their dtype and device."""
     return bound(scores / (temperature.reshape(()) if isinstance(temperature, Tensor) else temperature))
@@ -50,15 +55,38 @@ def _nt_xent(lists: Lists, temperature: float | Tensor) -> Tensor:
     def with_slope(s: Tensor) -> tuple[Tensor, Tensor] | None:
         if isinstance(temperature, Tensor):  # its gradient is not part of this
             return None
-        s = _in_units(s, temperature)
+        s = s if temperature == 1 else _in_units(s, temperature)
+        found = _by_one_softmax(s, lists) if s.is_cpu and s.numel() else None  # on a GPU its look would wait
+        values, slope = found or stable(s)
+        return values, slope if temperature == 1 else slope.div_(temperature)
+
+    def stable(s: Tensor) -> tuple[Tensor, Tensor]:
         total, softmax = logsumexp_with_softmax(s, negative)
         ahead = total.unsqueeze(-1) - s
-        share = positive / positive.sum(-1, keepdim=True, dtype=s.dtype).clamp_(min=1)
+        chosen = as_bytes(positive)
+        share = chosen / chosen.sum(-1, keepdim=True, dtype=s.dtype).clamp_(min=1)
         values = (softplus(ahead) * share).sum(-1)
         share *= ahead.sigmoid_()
-        return values, (softmax * share.sum(-1, keepdim=True)).sub_(share).div_(temperature)
+        return values, (softmax * share.sum(-1, keepdim=True)).sub_(share)
 
     return closed_form(s, with_slope, plain)
+
+
+def _by_one_softmax(s: Tensor, lists: Lists) -> tuple[Tensor, Tensor] | None:
+    """NT-Xent at temperature 1 and its gradient, where no positive is so far behind that its term is lost."""
+    if lists.masked:
+        s = filled(s, ~(lists.positive | lists.negative), torch.finfo(s.dtype).min / 4)
+    softmax = s.softmax(-1)
+    share = as_bytes(lists.positive).to(s.dtype)
+    if float(softmax.min()) < LEAST_TERM and float(filled(softmax, ~lists.positive, 1).min()) < LEAST_TERM:
+        return None
+    softmax_n = torch.addcmul(softmax, softmax, share, value=-1)
+    total = softmax_n.sum(-1, keepdim=True).clamp_(min=torch.finfo(s.dtype).tiny)
+    share /= share.sum(-1, keepdim=True).clamp_(min=1)
+    values = (total / softmax.clamp(min=LEAST_TERM)).log1p_().mul_(share).sum(-1)
+    share *= total / softmax.add_(total)
+    by_total = share.sum(-1, keepdim=True).div_(total)
+    return values, softmax_n.mul_(by_total).sub_(share)
 
 
 @loss_function(temperature=_check_temperature)
@@ -191,7 +219,7 @@ def _log_ratio(x: Tensor, lists: Lists) -> Tensor:
         if lists.masked:
             x = x.masked_fill(~(lists.positive | lists.negative), torch.finfo(x.dtype).min / 4)
         softmax = x.softmax(-1)
-        softmax_p = softmax * lists.positive
+        softmax_p = softmax * as_bytes(lists.positive)
         softmax_n = softmax.sub_(softmax_p)
         sum_p, sum_n = softmax_p.sum(-1, keepdim=True), softmax_n.sum(-1, keepdim=True)
         if float(sum_p.min()) < LEAST_FRACTION:

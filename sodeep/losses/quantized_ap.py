@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sodeep._core.checks import check_at_least, check_bool, check_number
 from sodeep._core.lists import check_lists
+from sodeep._core.masks import any_of, as_bytes
 from sodeep.groups import GroupIds
 from sodeep.losses._base import ListStats, Loss, check_range, loss_function, reduce_defined
 from sodeep.losses._per_query import chunk_elements, one_node, per_query, with_self
@@ -41,7 +42,7 @@ def _of_chunk(
     s: Tensor, positive: Tensor, num_bins: int, low: float, high: float, masked: bool
 ) -> tuple[Tensor, Tensor]:
     last, gap = num_bins - 1, (high - low) / (num_bins - 1)
-    relevant = positive.to(s.dtype)
+    relevant = as_bytes(positive)
     # a score lies between two centres: each histogram (other, relevant, masked items) gets its two weights
     steps_down = (high - s).div_(gap)
     clamped = steps_down.clamp(0, last)
@@ -56,7 +57,7 @@ def _of_chunk(
     h = h.scatter_add_(1, slot, 1 - to_lower).scatter_add_(1, slot + 1, to_lower)
     h_other, h_positive, *_ = torch.split(h, num_bins, 1)
 
-    count = relevant.sum(1, keepdim=True).clamp_(min=1)
+    count = relevant.sum(1, keepdim=True, dtype=s.dtype).clamp_(min=1)
     seen_positive, seen = torch.stack([h_positive, h_other + h_positive]).cumsum_(2)
     seen = seen.clamp_(min=torch.finfo(s.dtype).tiny)
     precision = seen_positive / seen
@@ -68,8 +69,8 @@ def _of_chunk(
     by_other, by_positive = _sum_from(torch.stack([-by_seen * precision, by_seen]))
     by_relevant = by_positive.add_(by_other).add_(precision / count)
     by_h = torch.cat([by_other, by_relevant, *[torch.zeros_like(by_other)] * masked], 1)
-    by_step = by_h[:, 1:] - by_h[:, :-1]  # from the upper centre to the lower
-    return value, by_step.gather(1, slot).mul_(inside).div_(gap)
+    by_step = (by_h[:, 1:] - by_h[:, :-1]).div_(gap)  # from the upper centre to the lower
+    return value, by_step.gather(1, slot).mul_(inside)
 
 
 def _sum_from(x: Tensor) -> Tensor:
@@ -138,7 +139,7 @@ def quantized_ap_loss(
     lists = check_lists(scores, relevant, where)
     items = with_self(lists) if include_self else lists
     values = per_query(_quantized_ap, items, num_bins, low, high, lists.masked)
-    return reduce_defined(values, lists.positive.any(1), scores, reduction, return_stats)
+    return reduce_defined(values, any_of(lists.positive), scores, reduction, return_stats)
 
 
 class QuantizedAPLoss(Loss[ListStats]):
@@ -206,7 +207,7 @@ def fast_ap_loss(
     """
     lists = check_lists(scores, relevant, where)
     values = per_query(_quantized_ap, lists, num_bins + 1, -1.0, 1.0, lists.masked)
-    return reduce_defined(values, lists.positive.any(1), scores, reduction, return_stats)
+    return reduce_defined(values, any_of(lists.positive), scores, reduction, return_stats)
 
 
 class FastAPLoss(Loss[ListStats]):

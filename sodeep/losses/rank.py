@@ -31,6 +31,7 @@ from torch.nn.functional import pad
 
 from sodeep._core.checks import check_at_least, check_choice, check_number
 from sodeep._core.lists import Lists, check_lists, check_target, masked_mean, warn_if_outputs_last
+from sodeep._core.masks import any_of
 from sodeep._core.precision import working_dtype
 from sodeep._core.sort import ordered_floats
 from sodeep.groups import GroupIds
@@ -248,7 +249,7 @@ def map_loss(
         among_positives = exact_rank(x, positive) if one_length else apply_rank_fn(rank_fn, x, where=positive)
         # the ranks of masked items are 0, and 0 / 0 must not reach the gradient
         terms = 1 - among_positives / ranks.masked_fill(~positive, 1)
-    return reduce_defined(masked_mean(terms, positive), positive.any(-1), scores, reduction, return_stats)
+    return reduce_defined(masked_mean(terms, positive), any_of(positive), scores, reduction, return_stats)
 
 
 class MAPLoss(Loss[ListStats]):

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from sodeep._core.checks import check_at_least, check_bool, check_number, check_positive, describe, is_whole
 from sodeep._core.lists import check_lists, masked_mean
+from sodeep._core.masks import any_of
 from sodeep.groups import GroupIds
 from sodeep.losses._base import ListStats, Loss, loss_function, optional, reduce_defined
 from sodeep.losses._per_query import chunk_elements, one_node, per_query, with_self
@@ -128,7 +129,7 @@ def smooth_ap_loss(
     lists = check_lists(scores, relevant, where)
     items = with_self(lists) if include_self else lists
     ap = per_query(_smooth_ap, items, tau)
-    return reduce_defined(1 - ap, lists.positive.any(1), scores, reduction, return_stats)
+    return reduce_defined(1 - ap, any_of(lists.positive), scores, reduction, return_stats)
 
 
 class SmoothAPLoss(Loss[ListStats]):
@@ -257,7 +258,7 @@ def sup_ap_loss(
             masked_mean((positive_margin - lists.scores).clamp(min=0), lists.positive)
             + masked_mean((lists.scores - negative_margin).clamp(min=0), lists.negative)
         )
-    return reduce_defined(loss, lists.positive.any(1), scores, reduction, return_stats)
+    return reduce_defined(loss, any_of(lists.positive), scores, reduction, return_stats)
 
 
 class SupAPLoss(Loss[ListStats]):
@@ -379,7 +380,7 @@ def recall_at_k_loss(
     ks = [k] if isinstance(k, int) else list(k)
     lists = check_lists(scores, relevant, where)
     recall = per_query(_recall_at_k, lists, ks, tau_rank, tau_k)
-    return reduce_defined(1 - recall, lists.positive.any(1), scores, reduction, return_stats)
+    return reduce_defined(1 - recall, any_of(lists.positive), scores, reduction, return_stats)
 
 
 class RecallAtKLoss(Loss[ListStats]):

@@ -154,9 +154,10 @@ def reference(name, scores, relevant, where=None):
     return mean(function(p, n, **options) for p, n in lists)
 
 
-def gradient(loss, scores, relevant, **kwargs):
+def gradient(loss, scores, relevant, total=False, **kwargs):
     leaf = scores.detach().clone().requires_grad_()
     value = loss(leaf, relevant, **kwargs)
+    value = value.nansum() if total else value
     value.backward()
     return value.detach(), leaf.grad
 
@@ -226,6 +227,24 @@ def test_lists_of_unequal_lengths(name):
     where = torch.arange(10) < torch.tensor([10, 7, 4, 1, 0, 9]).unsqueeze(-1)
     value = loss_of(name)(scores.masked_fill(~where, float("nan")), relevant, where=where)
     torch.testing.assert_close(value.item(), reference(name, scores, relevant, where), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore::sodeep.losses.UndefinedListWarning")
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("histogram")])
+@pytest.mark.parametrize("side", [None, True, False], ids=["both", "positives", "negatives"])
+def test_gradient_of_lists_of_unequal_lengths(name, side):
+    """That of the list alone, and finite where a list has one side only."""
+    scores, relevant = batch(q=4, n=10, seed=8)
+    if side is not None:
+        relevant[2] = side
+    lengths = [10, 7, 4, 0]
+    where = torch.arange(10) < torch.tensor(lengths).unsqueeze(-1)
+    loss = partial(loss_of(name), reduction="none")
+    _, grad = gradient(loss, scores, relevant, total=True, where=where)
+    for row, length in enumerate(lengths[:-1]):
+        _, alone = gradient(loss, scores[row, :length], relevant[row, :length], total=True)
+        torch.testing.assert_close(grad[row], torch.cat([alone, torch.zeros(10 - length, dtype=alone.dtype)]))
+    assert (grad[-1] == 0).all()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
