@@ -225,7 +225,7 @@ class StraightThrough(nn.Module):
 
     def __init__(self, rank_fn: RankFunction) -> None:
         super().__init__()
-        self.rank_fn = rank_fn  # a sorter becomes a submodule, so that a loss can move and freeze it
+        self.rank_fn = check_rank_fn(rank_fn)  # a sorter becomes a submodule, so that a loss can move and freeze it
         self.__name__ = f"straight_through({getattr(rank_fn, '__name__', type(rank_fn).__name__)})"
 
     def forward(self, scores: Tensor, where: Tensor | None = None) -> Tensor:
@@ -255,6 +255,9 @@ def straight_through(rank_fn: RankFunction) -> StraightThrough:
     Returns:
         A rank function that takes `where`: a module, of which `rank_fn` is a submodule if it is one itself. It can be
         pickled if `rank_fn` can.
+
+    Raises:
+        TypeError: `rank_fn` cannot be called.
 
     Example:
         >>> straight_through(laplace_rank)(torch.tensor([0.2, 0.9, 0.5, 0.9]))
@@ -379,9 +382,26 @@ def check_rank_fn(rank_fn: RankFunction, name: str = "rank_fn") -> RankFunction:
     if not callable(rank_fn) or isinstance(rank_fn, type):
         raise TypeError(
             f"`{name}` must be a function of scores (..., n) to ranks (..., n), got {describe(rank_fn)}. "
-            "For example sodeep.laplace_rank, or a sorter: sodeep.load_sorter(name)."
+            f"{_in_place_of(rank_fn)}"
         )
     return rank_fn
+
+
+def handcrafted(name: object) -> str | None:
+    """The rank function that a name such as "laplace" means, as one writes it; None: no name of one."""
+    names = (known.__name__ for known in _AT_WIDTH)
+    return next((f"sodeep.{known}" for known in names if name in (known, known.removesuffix("_rank"))), None)
+
+
+def _in_place_of(given: object) -> str:
+    """What to give in place of something that is no rank function."""
+    if isinstance(given, type):
+        return f"Build it first: {given.__name__}()."
+    if isinstance(given, Tensor):
+        return "Give the function, not its ranks: sodeep.laplace_rank."
+    if (function := handcrafted(given)) is not None:
+        return f"Give the function itself: {function}."
+    return "For example sodeep.laplace_rank, or a sorter: sodeep.load_sorter(name)."
 
 
 def fill_by_length(ranks: Tensor, scores: Tensor, real: Tensor, rank: Callable[[Tensor], Tensor]) -> Tensor:

@@ -396,6 +396,36 @@ def test_a_statistic_of_the_batch_has_no_value_for_each_list():
         sodeep.HistogramLoss(reduction="none")
 
 
+WEIGHED = (
+    "kendall_loss, lambda_rank_loss, list_mle_loss, list_net_loss, ndcg_loss, precision_at_k_loss, rank_net_loss, "
+    "softmax_loss"
+)
+
+
+@pytest.mark.parametrize("given", ["weight", "weights", "sample_weight"])
+@every_loss
+def test_weights_that_it_does_not_take(name, given):
+    member = LOSSES[name]
+    loss, scores = member.function.__name__, draw(member)
+    weights = {given: torch.ones_like(scores[0])}
+    if "weight" in inspect.signature(member.function).parameters:
+        assert loss in WEIGHED.split(", ")
+        if given == "weight":
+            member.loss(*scores, **weights)
+            return
+        message = f"`{given}` must be given to {loss} as weight=, a number for each item."
+    else:
+        lists = f' Lists are weighed by their values: (weights * {loss}(..., reduction="none")).nansum().'
+        message = (
+            f"`{given}` must not be given to {loss}, in which all items count the same."
+            f"{lists * (name != 'histogram')} A weight for each item is taken by {WEIGHED}."
+        )
+    for call in (member.loss, member.module(**member.options), EmbeddingLoss(member.module(**member.options))):
+        first = scores if not isinstance(call, EmbeddingLoss) else (torch.randn(4, 3), [0, 0, 1, 1])
+        with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+            call(*first, **weights)
+
+
 # ---- losses: numbers -------------------------------------------------------------------------------------------------
 
 

@@ -246,6 +246,13 @@ def _in_python(name: str, value: object) -> str:
     return name if value is None else f"{name}={value!r}"
 
 
+def check_path(path: object, name: str, remedy: str = "", what: str = "a path") -> Path:
+    """A path that a user gave, as `user_path`."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"`{name}` must be {what}, got {describe(path)}.{remedy and ' ' + remedy}")
+    return user_path(path)
+
+
 def user_path(path: str | os.PathLike[str]) -> Path:
     """A path that a user gave: ``~`` and ``~name`` at its start are home folders."""
     return Path(os.path.expanduser(path))

@@ -20,11 +20,12 @@ from typing import Any, get_origin, get_type_hints
 import torch
 from torch import Tensor
 
-from sodeep._core.checks import describe, plain, user_path
+from sodeep._core.checks import check_path, describe, plain, user_path
 from sodeep._core.files import write_atomic
 from sodeep._core.sealed import MOST_HEADER, DamagedError, check_header, check_tensors, header_end, parse_header, seal
 from sodeep._version import __version__
 from sodeep.checkpoint.hub import FILE, HUB, download
+from sodeep.ranks import handcrafted
 from sodeep.sorters import SORTERS, build_sorter
 from sodeep.sorters.base import Sorter
 
@@ -211,6 +212,7 @@ def load_sorter(name_or_path: str | os.PathLike[str]) -> Sorter:
             "@revision" or "/file.safetensors" after it if need be, which huggingface_hub (extra `hub`) fetches.
 
     Raises:
+        TypeError: neither a name nor a path.
         FileNotFoundError: no such file, shipped sorter or repository; no connection to the Hub.
         MissingPackageError: a repository, without huggingface_hub.
         ValueError: a file that is not a sorter's, or is damaged, or was written by a newer version; the message says
@@ -279,6 +281,8 @@ def _shipped() -> dict[str, Path]:
 def _find(name_or_path: str | os.PathLike[str]) -> Path:
     """The file that `name_or_path` means."""
     shipped = _shipped()
+    remedy = "It is a rank function as it is." if callable(name_or_path) else ""
+    check_path(name_or_path, "name_or_path", remedy, what="a name or a path")
     name = os.fspath(name_or_path)
     if name in shipped and isinstance(name_or_path, str):
         return shipped[name]
@@ -292,6 +296,8 @@ def _find(name_or_path: str | os.PathLike[str]) -> Path:
     if not path.exists():
         near = difflib.get_close_matches(path.name.removesuffix(".safetensors"), shipped, n=1)
         hint = f" Did you mean '{near[0]}'?" if near else ""
+        if (function := handcrafted(name)) is not None:
+            hint = f" {function} is a function, and is not loaded."
         raise FileNotFoundError(
             "`name_or_path` must be a sorter file or a shipped sorter "
             f"({', '.join(shipped) or 'none in this installation'}), got '{name}', which is neither.{hint}"

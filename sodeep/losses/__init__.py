@@ -50,8 +50,9 @@ outside of its range or choices.
 
 A Module ``XLoss(...)`` takes the options of ``x_loss`` and is called with its tensors, ``where`` the third. A rank
 function that is a Module becomes a submodule, which ``.to(device)`` moves, and is frozen: the loss has no trainable
-parameters but one that it was given, as the temperature of `NTXentLoss` may be. `EmbeddingLoss` and `CrossModalLoss`
-make a loss on embeddings of any loss on scores.
+parameters but those that it was given, as the temperature of `NTXentLoss` may be, or a ``tau`` in
+``functools.partial(laplace_rank, tau=tau)``, which is its parameter ``rank_fn_tau``. `EmbeddingLoss` and
+`CrossModalLoss` make a loss on embeddings of any loss on scores.
 
 Example:
     >>> import torch

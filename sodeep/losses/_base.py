@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, ParamSpec, Protocol, TypeVar, cast, overload
 
 import torch
@@ -38,6 +38,12 @@ P = ParamSpec("P")
 Stats = TypeVar("Stats", covariant=True)
 
 REDUCTIONS = ("mean", "none")
+
+WEIGHTS = ("weight", "weights", "sample_weight")
+"""What weights are called, here and in other packages; those of an item are `weight` here."""
+
+_WEIGHED: list[str] = []
+"""The losses that take a `weight` for each item."""
 
 Check = Callable[..., Any]
 """``check(value, name=...)`` of `sodeep._core.checks`: returns the value, converted if need be, or raises."""
@@ -75,6 +81,14 @@ class LossFunction(Protocol[P, Stats]):
 
 class LossModule(nn.Module, Generic[Stats]):
     """A Module with the type of a loss, where torch's is Any."""
+
+    def _register_parameters_in(self, name: str, value: object) -> None:
+        """Those that an attribute brings along in a `functools.partial`: ``rank_fn_tau``, say.
+
+        Whatever a Module does with a parameter keeps the tensor, so that the partial goes on with the same one.
+        """
+        for keyword, parameter in _parameters_of(value):
+            self.register_parameter(f"{name}_{keyword}", parameter)
 
     if TYPE_CHECKING:
 
@@ -177,6 +191,10 @@ def loss_function(
         run = full_precision(function)
         names = positional_names(function)
         checks.setdefault("reduction", check_reduction)
+        takes = {p.name for p in parameters}
+        weightless = [name for name in WEIGHTS if name not in takes]
+        if "weight" in takes:
+            _WEIGHED.append(function.__name__)
 
         def check_options(given: Mapping[str, Any]) -> dict[str, Any]:
             checked = {
@@ -188,6 +206,9 @@ def loss_function(
 
         @functools.wraps(function)
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> Tensor | tuple[Tensor, Stats]:
+            for name in weightless:
+                if name in kwargs:
+                    raise TypeError(_no_weights(name, function.__name__, "weight" in takes, checks["reduction"]))
             args, kwargs = pad_arguments(names, args, kwargs)  # type: ignore[assignment]
             options = check_options(kwargs)
             if mean_over_lists and not in_closed_form and len(args) <= len(names) and not (args and are_few(args[0])):
@@ -202,6 +223,18 @@ def loss_function(
         return cast(LossFunction[P, Stats], wrapper)
 
     return decorate
+
+
+def _no_weights(name: str, loss: str, of_items: bool, reduction: Check) -> str:
+    """What to do in place of giving weights by a name that a loss does not know."""
+    if of_items:
+        return f"`{name}` must be given to {loss} as weight=, a number for each item."
+    has_values = reduction is check_reduction  # a statistic of the whole batch has none
+    of_lists = f' Lists are weighed by their values: (weights * {loss}(..., reduction="none")).nansum().' * has_values
+    return (
+        f"`{name}` must not be given to {loss}, in which all items count the same.{of_lists} "
+        f"A weight for each item is taken by {', '.join(sorted(_WEIGHED))}."
+    )
 
 
 def check_reduction(reduction: str, name: str) -> str:
@@ -233,12 +266,20 @@ class Loss(LossModule[Stats]):
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
+        for name, value in options.items():
+            if isinstance(value, Tensor) and value.numel() > 1:
+                loss = type(self).__name__
+                raise TypeError(
+                    f"`{name}` must be an option of {loss}, got {describe(value)}. Build the loss first, and call it "
+                    f"with its tensors: loss_fn = {loss}(...), then loss_fn(scores, ...)."
+                )
         options = type(self).function.check_options(options)  # type: ignore[attr-defined]
         self._options = tuple(options)
         for name, value in options.items():
             if isinstance(value, nn.Module):
                 _freeze(value)
             setattr(self, name, value)
+            self._register_parameters_in(name, value)
 
     @property
     def mean_over_lists(self) -> bool:
@@ -273,6 +314,16 @@ class Loss(LossModule[Stats]):
             for name, value in values.items()
             if not isinstance(value, nn.Module) and (name, value) != ("reduction", "mean")
         )
+
+
+def _parameters_of(value: object) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters among the keywords of a `functools.partial`, which may be in a wrapper of rank functions."""
+    while value is not None and not isinstance(value, LossModule):  # a loss has registered its own
+        if isinstance(value, functools.partial):
+            yield from ((name, x) for name, x in value.keywords.items() if isinstance(x, nn.Parameter))
+            value = value.func
+        else:
+            value = getattr(value, "rank_fn", None)
 
 
 def _shown(value: object) -> str:

@@ -33,6 +33,7 @@ class OnEmbeddings(LossModule[Any]):
         super().__init__()
         check_choice(similarity, SIMILARITIES, "similarity")
         self.loss = _check_loss(loss)
+        self._register_parameters_in("loss", loss)
         self.similarity = similarity
         self.gather = check_bool(gather, "gather")
         self.scale = _check_scale(scale)
@@ -100,7 +101,9 @@ def _check_loss(loss: object) -> Callable[..., Any]:
     if isinstance(loss, type):
         raise TypeError(f"`loss` must be a loss, got the class {loss.__name__}. Build it first: {loss.__name__}().")
     if not callable(loss):
-        raise TypeError(f"`loss` must be callable as loss(scores, relevant), got {describe(loss)}.")
+        raise TypeError(
+            f"`loss` must be callable as loss(scores, relevant), got {describe(loss)}. For example sodeep.NTXentLoss()."
+        )
     return loss
 
 
@@ -109,11 +112,12 @@ def _check_scale(scale: Any) -> Any:
         return scale
     if is_number(scale):
         return check_positive(scale, "scale")
-    if isinstance(scale, Tensor) or not callable(scale):
+    if isinstance(scale, (Tensor, type)) or not callable(scale):
         raise TypeError(
             "`scale` must be a number, an nn.Parameter, or a module or function that gives the factor when called "
             f"without arguments, got {describe(scale)}."
-            + (" Wrap it: nn.Parameter(scale) learns, float(scale) stays." if isinstance(scale, Tensor) else "")
+            + " Wrap it: nn.Parameter(scale) learns, float(scale) stays." * isinstance(scale, Tensor)
+            + (f" Build it first: {scale.__name__}()." if isinstance(scale, type) else "")
         )
     return scale
 

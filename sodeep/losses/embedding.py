@@ -249,7 +249,10 @@ class EmbeddingLoss(OnEmbeddings):
     ) -> None:
         super().__init__(loss, similarity, gather, scale)
         if memory is not None and not isinstance(memory, EmbeddingMemory):
-            raise TypeError(f"`memory` must be an EmbeddingMemory or None, got {describe(memory)}.")
+            raise TypeError(
+                f"`memory` must be an EmbeddingMemory or None, got {describe(memory)}. Make one: "
+                "sodeep.EmbeddingMemory(size, dim)."
+            )
         self.memory = memory
 
     def forward(

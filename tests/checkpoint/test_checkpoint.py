@@ -25,6 +25,7 @@ from sodeep import checkpoint
 from sodeep._core.sealed import header_end, seal
 from sodeep.checkpoint.format import list_sorters, load_sorter, read_header, save_sorter
 from sodeep.checkpoint.sodeep2019 import import_sodeep2019
+from sodeep.ranks import laplace_rank
 from sodeep.sorters import SORTERS, build_sorter
 from sodeep.sorters.base import Sorter
 
@@ -233,6 +234,16 @@ def test_shipped_sorters_load_by_name(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     with pytest.raises(FileNotFoundError, match=whole(message)):
         load_sorter("runs/best.safetensors")
+
+
+def test_what_is_no_name_of_a_sorter() -> None:
+    for given, remedy in ((None, ""), (3, ""), (b"set", ""), (laplace_rank, " It is a rank function as it is.")):
+        message = f"`name_or_path` must be a name or a path, got {given!r}.{remedy}"
+        with pytest.raises(TypeError, match=whole(message)):
+            load_sorter(given)  # type: ignore[arg-type]
+    for name in ("laplace", "laplace_rank"):
+        with pytest.raises(FileNotFoundError, match=r" sodeep\.laplace_rank is a function, and is not loaded\.$"):
+            load_sorter(name)
 
 
 def test_every_shipped_file_loads() -> None:

@@ -114,7 +114,9 @@ def test_options_that_are_true_or_false(build, name):
 
 
 def test_a_memory_is_one():
-    with pytest.raises(TypeError, match=r"^`memory` must be an EmbeddingMemory or None, got 'x'\.$"):
+    with pytest.raises(
+        TypeError, match=r"^`memory` must be .*, got 'x'\. Make one: sodeep.EmbeddingMemory\(size, dim\)\.$"
+    ):
         sodeep.EmbeddingLoss(sodeep.SmoothAPLoss(), memory="x")
 
 

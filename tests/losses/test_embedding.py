@@ -546,7 +546,10 @@ def test_loss_modules_are_registered_and_shown():
 def test_what_is_no_loss_is_refused(wrapper):
     with refuses(TypeError, "`loss` must be a loss, got the class Linear. Build it first: Linear()."):
         wrapper(torch.nn.Linear)
-    with refuses(TypeError, "`loss` must be callable as loss(scores, relevant), got 'smooth-ap'."):
+    with refuses(
+        TypeError,
+        "`loss` must be callable as loss(scores, relevant), got 'smooth-ap'. For example sodeep.NTXentLoss().",
+    ):
         wrapper("smooth-ap")
     with refuses(ValueError, "`similarity` must be one of cosine, dot, euclidean, got 'l2'."):
         wrapper(hinge, "l2")
@@ -1546,6 +1549,7 @@ WHAT_SCALE = (
 SCALE_ERRORS = {
     "zero": (ValueError, 0, "`scale` must be a positive number, got 0."),
     "string": (TypeError, "10", WHAT_SCALE + "'10'."),
+    "class": (TypeError, LogitScale, WHAT_SCALE + f"{LogitScale!r}. Build it first: LogitScale()."),
     "tensor": (
         TypeError,
         torch.tensor(10.0),

@@ -3,6 +3,8 @@
 What all losses promise is in test_contract.py.
 """
 
+import copy
+import pickle
 import re
 from functools import partial
 
@@ -12,6 +14,7 @@ import torch
 from scipy import stats
 from torch import nn
 
+from sodeep.losses import CrossModalLoss, EmbeddingLoss, nt_xent_loss
 from sodeep.losses._base import UndefinedListWarning
 from sodeep.losses.rank import MAPLoss, RecallLoss, SpearmanLoss, map_loss, recall_loss, spearman_loss
 from sodeep.metrics import average_precision, spearman_corr
@@ -231,6 +234,45 @@ def test_a_sorter_is_a_frozen_submodule(module):
     assert sorter.weight == 1
 
 
+@pytest.mark.parametrize("wrap", [lambda f: f, straight_through], ids=["plain", "straight-through"])
+def test_a_parameter_in_a_partial_is_one_of_the_loss(wrap):
+    tau = nn.Parameter(torch.tensor(0.5, dtype=F64))
+    frozen = nn.Parameter(torch.tensor(0.5, dtype=F64), requires_grad=False)
+    criterion = SpearmanLoss(wrap(partial(laplace_rank, tau=tau)))
+    assert [(name, p is tau) for name, p in criterion.named_parameters()] == [("rank_fn_tau", True)]
+    assert [p is frozen for p in SpearmanLoss(wrap(partial(laplace_rank, tau=frozen))).parameters()] == [True]
+    assert not frozen.requires_grad
+    scores, target = torch.randn(2, 9, dtype=F64, generator=seeded())
+    optimizer = torch.optim.SGD(criterion.parameters(), lr=0.1)
+    before = criterion(scores, target)
+    before.backward()
+    optimizer.step()
+    assert tau != 0.5
+    copies = copy.deepcopy(criterion), pickle.loads(pickle.dumps(criterion))
+    for module in (criterion, *copies):  # saved, loaded and converted, with the partial on the same tensor
+        state = {name: torch.full_like(value, 0.5) for name, value in module.state_dict().items()}
+        module.load_state_dict(state)
+        assert module(scores, target) == before
+        torch.testing.assert_close(module.float()(scores, target), before)
+        assert module.rank_fn_tau.dtype == torch.float32
+        module.double()
+        assert module.rank_fn_tau.dtype == F64
+        (gradient,) = torch.autograd.grad(module(scores, target), module.rank_fn_tau)
+        assert gradient != 0
+    assert copies[0].rank_fn_tau is not tau
+
+
+def test_a_parameter_in_a_partial_of_a_loss_is_one_of_the_loss_on_embeddings():
+    temperature = nn.Parameter(torch.tensor(0.5))
+    for module in (EmbeddingLoss, CrossModalLoss):
+        criterion = module(partial(nt_xent_loss, temperature=temperature))
+        assert [(name, p is temperature) for name, p in criterion.named_parameters()] == [("loss_temperature", True)]
+        inner = module(SpearmanLoss(partial(laplace_rank, tau=temperature)))
+        assert [name for name, _ in inner.named_parameters()] == ["loss.rank_fn_tau"]
+    EmbeddingLoss(partial(nt_xent_loss, temperature=temperature))(torch.randn(4, 3), [0, 0, 1, 1]).backward()
+    assert temperature.grad is not None
+
+
 def test_freeze_of_a_sorter_is_called():
     class Freezable(FixedSorter):
         frozen = False
@@ -404,8 +446,34 @@ def test_rank_fn_that_cannot_be_called(rank_fn):
         partial(map_loss, scores, relevant, rank_fn=rank_fn),
         partial(recall_loss, scores, relevant, rank_fn=rank_fn),
     ):
-        with pytest.raises(TypeError, match=r"^`rank_fn` must be a function of scores \(\.\.\., n\) to ranks"):
+        remedy = {
+            "laplace": "Give the function itself: sodeep.laplace_rank.",
+            None: "For example sodeep.laplace_rank, or a sorter: sodeep.load_sorter(name).",
+            torch.nn.Linear: "Build it first: Linear().",
+        }[rank_fn]
+        expected = f"`rank_fn` must be a function of scores (..., n) to ranks (..., n), got {rank_fn!r}. {remedy}"
+        with pytest.raises(TypeError, match=exactly(expected)):
             build()
+
+
+def test_ranks_in_place_of_a_rank_function():
+    ranks = torch.randn(2)
+    expected = (
+        "`rank_fn` must be a function of scores (..., n) to ranks (..., n), got a tensor of shape (2,) and dtype "
+        "float32. Give the function, not its ranks: sodeep.laplace_rank."
+    )
+    for given in (straight_through, partial(spearman_loss, ranks, ranks)):
+        with pytest.raises(TypeError, match=exactly(expected)):
+            given(rank_fn=ranks)
+
+
+def test_a_constructor_that_is_given_the_tensors_of_a_call():
+    expected = (
+        "`rank_fn` must be an option of SpearmanLoss, got a tensor of shape (2,) and dtype float32. Build the loss "
+        "first, and call it with its tensors: loss_fn = SpearmanLoss(...), then loss_fn(scores, ...)."
+    )
+    with pytest.raises(TypeError, match=exactly(expected)):
+        SpearmanLoss(torch.randn(2))
 
 
 def test_a_column_of_predictions_is_said_to_be_one(generator):
