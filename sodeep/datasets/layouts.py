@@ -79,20 +79,28 @@ def read_data(path: str | Path, layouts: Mapping[str, Layout], task: str) -> Any
     """Read the data at `path` with the first of the `layouts` that matches.
 
     Raises:
-        FileNotFoundError: `path` does not exist. The message lists the layouts.
-        ValueError: no layout matches. The message lists them, and what `path` has.
+        FileNotFoundError: `path` does not exist.
+        ValueError: `path` is empty; or no layout matches: the message lists them, and what `path` has.
     """
     path = user_path(path)
-    known = "\n".join(f"  {name}: {layout.expects}" for name, layout in layouts.items())
     if not path.exists():
-        raise FileNotFoundError(f"`data` {path} does not exist. The {task} task reads:\n{known}")
+        raise FileNotFoundError(f"`data` {path} does not exist. What it may be: sodeep compare --help.")
+    if _is_empty(path):
+        what = "folder" if path.is_dir() else "file"
+        raise ValueError(f"`data` {path} is an empty {what}. What it may be: sodeep compare --help.")
     for layout in layouts.values():
         if layout.matches(path):
             return layout.read(path)
+    known = "\n".join(f"  {name}: {layout.expects}" for name, layout in layouts.items())
     raise ValueError(
         f"`data` {path} must be in a layout that the {task} task reads, got {describe_content(path)}. "
         f"It reads:\n{known}"
     )
+
+
+def _is_empty(path: Path) -> bool:
+    """Whether a folder holds nothing that can be data, or a file nothing at all."""
+    return not visible(path) if path.is_dir() else path.is_file() and path.stat().st_size == 0
 
 
 class FolderLayout:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from os import PathLike
 from typing import Any, ClassVar, Protocol
@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from sodeep._core.arrays import Array as Array
+from sodeep._core.checks import LARGEST
 
 Source = str | PathLike[str] | tuple[str, bytes]
 """An image file, or the name and the bytes of one."""
@@ -152,6 +153,32 @@ class Data(Protocol):
     @property
     def name(self) -> str:
         """In reports."""
+
+
+def check_numbers(data: Data | Mapping[str, Any], may_be_nan: Collection[str] | None = None) -> None:
+    """Raise unless the floating point numbers of all fields, or arrays, are finite in float32.
+
+    `may_be_nan` names arrays that need not be, where a class can name some.
+
+    Raises:
+        ValueError: it names the array, and the first row.
+    """
+    parts = data if isinstance(data, Mapping) else {part.name: getattr(data, part.name) for part in fields(data)}
+    for name, value in parts.items():
+        if not isinstance(value, np.ndarray) or value.dtype.kind != "f" or name in (may_be_nan or ()):
+            continue
+        if float(np.abs(value).max(initial=0)) <= LARGEST:  # not with NaN
+            continue
+        wrong = ~(np.abs(value.astype(np.float64)) <= LARGEST)
+        row, *columns = np.argwhere(wrong)[0].tolist()
+        place = f"row {row}" + (f", column {', '.join(map(str, columns))}" if columns else "")
+        remedy = "Fill them in, or leave those rows out"
+        if may_be_nan is not None:
+            remedy += "; or name the array in may_be_nan of the class, if it allows for them"
+        raise ValueError(
+            f"`data` must hold finite numbers, got {value[(row, *columns)]} in {name!r}, {place}: {int(wrong.sum())} "
+            f"of {value.size} values are NaN, infinite or beyond float32. {remedy}."
+        )
 
 
 def checksum(data: Data | Mapping[str, Any]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -20,7 +20,7 @@ from sodeep._core.search import Range, Ranges, declared_range
 from sodeep.datasets.layouts import Layout, read_data
 from sodeep.datasets.own_arrays import ARRAYS, NO_ATTRIBUTES, as_attribute, own_arrays, split_of_arrays
 from sodeep.datasets.splits import indices_of, with_train_fraction
-from sodeep.datasets.types import Array, Data, checksum
+from sodeep.datasets.types import Array, Data, check_numbers, checksum
 
 BATCH_SIZE = 100
 """Items per step, and the length of list that the shipped fixed-length sorters take."""
@@ -66,7 +66,8 @@ class Task(ABC):
 
     Raises:
         TypeError: data of another kind, or a class without `model`, `forward` or `evaluate`.
-        ValueError: arrays of unequal length, a split without items, or a class that declares no metric.
+        ValueError: arrays of unequal length, NaN or infinite values (but in the arrays that `may_be_nan` names), a
+            split without items, or a class that declares no metric.
 
     Example:
         >>> class Doubled(Task):
@@ -113,6 +114,8 @@ class Task(ABC):
     """What `size_of` counts, if not items; for tasks of this package."""
     may_lack_training: ClassVar[bool] = False
     """Whether data may be of the test split alone, to evaluate encoders that are trained elsewhere, or not at all."""
+    may_be_nan: ClassVar[Collection[str]] = ()
+    """Names of arrays that may hold NaN and infinite values, which the class allows for: unknown targets, say."""
     layouts: ClassVar[Mapping[str, Layout]] = {"arrays": ARRAYS}
     """What `--data` may be, the first that fits: name -> layout. Empty: the task draws its own data."""
     tensors: ClassVar[tuple[str, ...]] = ()
@@ -177,6 +180,7 @@ class Task(ABC):
                     setattr(self, name, as_attribute(array))
         elif not (is_dataclass(data) and "name" in {part.name for part in fields(data)}):
             raise TypeError(f"`data` must be arrays by name, or a dataclass with a name, got {describe(data)}.")
+        check_numbers(data, self.may_be_nan if ":" in self.name else None)
         data_name: str = data["name"] if isinstance(data, dict) else data.name
         self.data_name = (
             data_name if train_fraction == 1 else f"{data_name}, {train_fraction:.4g} of the training split"

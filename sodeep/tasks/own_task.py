@@ -119,6 +119,8 @@ def task_class(task: AnyTask) -> type[Task]:
             if near is not None:
                 known = ", ".join(TASKS)
                 raise ValueError(f"`task` must be one of {known}, or my_module:MyTask, got {task!r}. Is it {near!r}?")
+            if "." in task and not colon:
+                raise ValueError(f"`task` must be a name or my_module:MyTask, with a colon, got {task!r}.")
             check_choice(task, TASKS, "task")
             return TASKS[task]
         found = attribute(module, rest, "task")

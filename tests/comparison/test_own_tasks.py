@@ -291,7 +291,7 @@ def test_data_that_it_draws_are_refused_if_they_change(module, monkeypatch):
     monkeypatch.setattr(own_module.Mine, "generated", staticmethod(lambda seed: {"x": X[:60], "y": X[:60, 0]}))
     result = run(f"{module}:Mine", "--loss", "mse")
     assert result.exit_code == 1
-    assert "holds runs of seed 0 with other data under that name." in result.stderr
+    assert "holds a comparison on other data than the task gives now, seed 0." in result.stderr
 
 
 class NoMetric(Sums):
@@ -405,6 +405,23 @@ def local():
         ),
         (
             ValueError,
+            lambda: Sums({**DATA, "x": np.where(np.arange(240).reshape(80, 3) == 7, np.nan, X)}),
+            "`data` must hold finite numbers, got nan in 'x', row 2, column 1: 1 of 240 values are NaN, infinite or "
+            "beyond float32. Fill them in, or leave those rows out; or name the array in may_be_nan of the class, if "
+            "it allows for them.",
+        ),
+        (
+            ValueError,
+            lambda: Sums({**DATA, "y": torch.arange(80).double().exp().mul(1e10).tolist()}),
+            "`data` must hold finite numbers, got ",
+        ),
+        (
+            ValueError,
+            lambda: Sums({**DATA, "y": [math.inf, *range(79)]}),
+            "`data` must hold finite numbers, got inf in 'y', row 0: 1 of 80 values",
+        ),
+        (
+            ValueError,
             lambda: Sums({**DATA, "split": ["test"] * 70 + ["val"] * 10}),
             "`split` must have two items or more in 'train', got 0 of 80.",
         ),
@@ -424,6 +441,26 @@ def test_mistakes_end_before_anything_is_made(error, make, message, tmp_path):
     with pytest.raises(error, match=f"^{re.escape(message)}"):
         compare(make(), ["mse"], out=tmp_path / "out", **TINY)
     assert not (tmp_path / "out").exists()
+
+
+class SomeUnknown(Sums):
+    may_be_nan = ("y",)
+
+    def batches(self, epoch):
+        return iter([batch[self.y[batch].isfinite().numpy()] for batch in super().batches(epoch)])
+
+    def evaluate(self, model, split):
+        known = self.index[split][self.y[self.index[split]].isfinite()]
+        return {"Spearman": sodeep.spearman_corr(model(self.x[known]).squeeze(1), self.y[known])}
+
+
+def test_arrays_that_may_hold_nan(tmp_path):
+    y = DATA["y"].copy()
+    y[::5] = np.nan
+    runs = compare(SomeUnknown({**DATA, "y": y}), ["mse"], out=tmp_path, **TINY)
+    assert {run.status for run in runs} == {"ok"}
+    with pytest.raises(ValueError, match=r"^`data` must hold finite numbers, got nan in 'x', row 0, column 0: "):
+        SomeUnknown({"x": np.full((80, 3), np.nan), "y": y})
 
 
 def test_what_no_other_process_can_import_stays_in_this_one(tmp_path):

@@ -4,6 +4,7 @@ import csv
 import io
 import math
 import re
+import shutil
 import sys
 import zipfile
 from dataclasses import replace
@@ -167,10 +168,8 @@ def test_a_model_is_made_by_the_seed_of_torch(task):
     ("name", "content", "held"),
     [
         ("my.csv", "a;b\n1;2\n", "a file with the columns a, b (apart by semicolons)"),
-        ("my.csv", "", "an empty file"),
         ("my.npz", {"x": np.eye(2), "y": np.eye(2)}, "a file with the arrays x, y"),
         ("my.txt", "nothing", "a file of 7 bytes"),
-        ("my/.DS_Store", "", "an empty folder"),
         ("my/a/b.txt", "", "a folder with a/"),
     ],
 )
@@ -186,9 +185,18 @@ def test_data_of_no_layout_are_named(tmp_path, name, content, held):
 
 @pytest.mark.parametrize("name", [name for name in TASKS if name != "toy"])
 def test_data_that_are_not_there_or_of_no_layout(name, tmp_path):
-    missing = f"`data` {tmp_path / 'gone'} does not exist. The {name} task reads:\n"
-    with pytest.raises(FileNotFoundError, match="^" + re.escape(missing)):
+    help_has_it = "What it may be: sodeep compare --help."
+    missing = f"`data` {tmp_path / 'gone'} does not exist. {help_has_it}"
+    with pytest.raises(FileNotFoundError, match="^" + re.escape(missing) + "$"):
         TASKS[name].load(tmp_path / "gone")
+    (tmp_path / "empty.csv").write_text("")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / ".DS_Store").write_text("left behind")
+    for what, path in (("file", tmp_path / "empty.csv"), ("folder", tmp_path / "folder")):
+        with pytest.raises(ValueError, match="^" + re.escape(f"`data` {path} is an empty {what}. {help_has_it}") + "$"):
+            TASKS[name].load(path)
+    (tmp_path / "empty.csv").unlink()
+    shutil.rmtree(tmp_path / "folder")
     (tmp_path / "readme.txt").write_text("nothing")
     expected = (
         f"`data` {tmp_path} must be in a layout that the {name} task reads, got a folder with readme.txt. It reads:\n"
