@@ -12,7 +12,7 @@ import sys
 import textwrap
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,7 +75,12 @@ class _Limits(click.ParamType):  # type: ignore[type-arg]  # generic only in new
 @click.command("compare", cls=_Compare)
 @click.argument("task", metavar="TASK")
 @click.option("--loss", "losses", multiple=True, metavar="NAME", help="Repeatable.  [default: those of the task]")
-@click.option("--baseline", metavar="NAME", help="The loss that differences are taken to.  [default: that of the task]")
+@click.option(
+    "--baseline",
+    metavar="NAME",
+    help="The loss that differences are taken to, "
+    "compared too if no --loss names it.  [default: that of the task, or the first]",
+)
 @click.option(
     "--seeds",
     type=click.IntRange(1),
@@ -301,17 +306,19 @@ def compare(
     """
     from sodeep import comparison
     from sodeep._core.extras import check_installed
-    from sodeep.comparison.losses_by_name import default_losses
+    from sodeep.comparison.losses_by_name import all_stages_of as stages, default_losses
     from sodeep.tasks.own_task import task_class
 
     if tensorboard:
         check_installed("tensorboard", "--tensorboard")
     out = out or Path("runs") / task.replace(":", "-")
     names = list(losses)
+    added = {start: f"which {name} starts from" for name in names for start in stages(name)[:-1] if start not in names}
     if baseline is not None and baseline not in names:
-        # a baseline is compared too; without --loss, with the losses of the task
+        # without --loss, the losses of the task are compared
         names = [baseline, *(names or default_losses(task_class(task)))]
-    progress = _Progress(metric)
+        added |= {baseline: "as the baseline"} if baseline not in added and losses else {}
+    progress = _Progress(metric, added)
     context = click.get_current_context()
     context.with_resource(contextlib.closing(progress))
     if quiet:
@@ -486,8 +493,15 @@ def _cores(device: str) -> int:
 class _Progress:
     """Tested and failed runs, a line each on stdout; and the progress of the whole on stderr."""
 
-    def __init__(self, metric: str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        metric: str | None = None,
+        added: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`added`: losses that are compared though no ``--loss`` names them -> why."""
         self.metric = metric
+        self.added = added or {}
         self.clock = clock
         self.bar = Progress("training", clock=clock)
         self.plan: Plan | None = None
@@ -499,6 +513,8 @@ class _Progress:
         # the timing until now is not part of it
         self.bar = Progress("training", estimate_from=EARLY, clock=self.clock)
         if plan.tests:
+            for loss, why in self.added.items():
+                _say(f"{loss} is compared too, {why}.")
             _say(_costs(plan))
             self.bar.update(0, lambda: f"about {_estimate(plan)} to go")
 

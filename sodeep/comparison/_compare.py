@@ -34,7 +34,7 @@ import contextlib
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict
 from pathlib import Path
@@ -43,11 +43,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from sodeep._core.checks import check_at_least, check_computes, describe, user_path
+from sodeep._core.checks import check_at_least, check_computes, check_path, describe
 from sodeep._core.files import sole_writer, sweep, write_atomic
 from sodeep._core.search import Choice, Range, Ranges, default_settings, edge_of, trial_settings, with_limits
 from sodeep._version import __version__
-from sodeep.comparison.losses_by_name import CALL_SIGNATURES, LossSpec, default_losses, loss_by_name, stages_of
+from sodeep.comparison.losses_by_name import (
+    CALL_SIGNATURES,
+    LossSpec,
+    all_stages_of,
+    default_losses,
+    loss_by_name,
+)
 from sodeep.comparison.runs import Run
 from sodeep.comparison.schedule import Plan, Schedule
 from sodeep.comparison.train import Job, Length, load_encoder, load_task
@@ -96,7 +102,7 @@ def compare(
     metric: str | None = None,
     jobs: int | None = None,
     executor: Executor | None = None,
-    device: str = "auto",
+    device: str | torch.device = "auto",
     on_run: Callable[[Run, int, int], None] | None = None,
     on_start: Callable[[Plan], None] | None = None,
 ) -> list[Run]:
@@ -207,14 +213,15 @@ def compare(
             runs, or a file could not be read or written (a full disk, say). What was done is kept.
     """
     task_class = class_of(task)
+    folder = check_path(out, "out")
     sent = as_sent(task)
     made_with = sent.options if isinstance(sent, OwnTask) else {}
     by_default = losses is None
-    losses = list(dict.fromkeys(default_losses(task_class) if losses is None else losses))
+    losses = default_losses(task_class) if losses is None else _check_names(losses)
     if not losses:
         hint = f" None stands for {', '.join(task_class.losses)}." * bool(task_class.losses)
         raise ValueError(f"`losses` must name at least one loss, got none.{hint}")
-    losses = list(dict.fromkeys(name for loss in losses for name in _stages(loss)))
+    losses = list(dict.fromkeys(name for loss in losses for name in all_stages_of(loss)))
     specs = {loss: loss_by_name(loss) for loss in losses}
     for loss, spec in specs.items():
         _check_fits(loss, spec, task_class)
@@ -268,7 +275,8 @@ def compare(
         transform=transform,
         folds=folds,
     )
-    path = None if data is None else str(user_path(data))
+    remedy = "Arrays are given to a task of your own: compare(MyTask(arrays), ...)."
+    path = None if data is None else str(check_path(data, "data", remedy))
     load_task.cache_clear()  # by now the path may hold other data than in a comparison before
     loaded = load_task(sent, path, seeds[0], place, **options)  # wrong data raise here, not in a worker
     for loss, spec in specs.items():
@@ -282,7 +290,6 @@ def compare(
     metric = None if metric == task_class.primary_metric else metric
     if metric is not None and metric not in loaded.measure(loaded.model(), "val").metrics:
         raise ValueError(f"`metric` must be one that the validation split of {loaded.data_name} has, got {metric!r}.")
-    folder = user_path(out)
     origin = {
         "task": task_class.name,
         "data": loaded.data_name,
@@ -292,7 +299,7 @@ def compare(
     }
     origin |= {"search_seeds": search_seeds, "metric": metric}
     origin["ranges"] = {name: list(limits) for name, limits in sorted(ranges.items())} if ranges else None
-    start = None if init is None else str(user_path(init))
+    start = None if init is None else str(check_path(init, "init", "Save weights first: safetensors.torch.save_file."))
     if start is not None:
         load_encoder(loaded.model(), start)  # another task's encoder raises here
         origin["init"] = zlib.crc32(Path(start).read_bytes())
@@ -338,14 +345,17 @@ def compare(
         return Schedule(folder, loaded.metric, work, choosing, on_run).run(jobs, on_start, executor)
 
 
-def _stages(loss: str) -> list[str]:
-    """A loss, after those that its schedule starts from, which are compared too.
-
-    >>> _stages("bce,bce+map:laplace")
-    ['bce', 'bce,bce+map:laplace']
-    """
-    start, _ = stages_of(loss)
-    return [*(_stages(start) if start else []), loss]
+def _check_names(losses: Any) -> list[str]:
+    """The names of losses, each once."""
+    if isinstance(losses, str):
+        raise TypeError(f"`losses` must be a list of names, got {losses!r}. Put it in brackets.")
+    wrong = [loss for loss in losses if not isinstance(loss, str)] if isinstance(losses, Iterable) else [losses]
+    if wrong:
+        raise TypeError(
+            f"`losses` must be names of losses, got {describe(wrong[0])}. One of your own is my_module:MyLoss, built "
+            "anew for each training."
+        )
+    return list(dict.fromkeys(losses))
 
 
 def _options_of(task_class: type[Task], **given: Any) -> dict[str, Any]:
@@ -406,6 +416,8 @@ def _searched_ranges(
     specs: Mapping[str, LossSpec], task_class: type[Task], limits: Mapping[str, tuple[float, float]]
 ) -> dict[str, Ranges]:
     """Loss -> the ranges of its settings, with the limits that the user gives."""
+    if not isinstance(limits, Mapping):
+        raise TypeError(f"`ranges` must be name: (low, high), in braces, got {describe(limits)}.")
     searched: dict[str, Ranges] = {loss: spec.all_ranges(task_class) for loss, spec in specs.items()}
     declared = [(name, values) for ranges in searched.values() for name, values in ranges.items()]
     known = {name for name, values in declared if isinstance(values, Range)}
@@ -425,8 +437,12 @@ def _searched_ranges(
     return searched
 
 
-def device_of(device: str) -> str:
+def device_of(device: str | torch.device) -> str:
     """The device, "auto" resolved, after a check that it computes."""
+    if isinstance(device, torch.device):
+        device = str(device)
+    if not isinstance(device, str):
+        raise TypeError(f"`device` must be 'auto' or the name of a device, such as 'cuda:0', got {describe(device)}.")
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     check_computes(device)
@@ -496,16 +512,51 @@ def _claim(
         raise refuse("runs without the comparison.json that says what they are of")
     for name, value in origin.items():
         if saved.get(name) != value:
-            raise refuse(f"a comparison with {name} {saved.get(name)!r}, not {value!r}")
+            before, now = _in_words(name, saved.get(name)), _in_words(name, value)
+            if before == now:  # two files, of which their checksums are kept
+                now = "from this one"
+            raise refuse(f"a comparison {before}, not {now}")
     if saved.setdefault("trials", trials) > trials:  # another setting would be the best, and be tested anew
         raise ValueError(f"`trials` must be {saved['trials']} or more in {folder}, as before, got {trials}.")
     saved["trials"] = trials
     if data is not None and saved.setdefault("checksum", data) != data:
         raise refuse(f"a comparison on other data under the name {origin['data']!r}")
-    for part, what in (("sorters", "another sorter"), ("sources", "other code"), ("drawn", "other data")):
+    for part, what in (("sorters", "another sorter"), ("sources", "other code"), ("drawn", "")):
         known = saved.setdefault(part, {}) if part != "drawn" or parts[part] else {}
         for loss, checksum in parts[part].items():
             if known.setdefault(loss, checksum) != checksum:
-                raise refuse(f"runs of {loss} with {what} under that name")
+                named = f"runs of {loss} with {what} under that name"
+                raise refuse(
+                    named if part != "drawn" else f"a comparison on other data than the task gives now, {loss}"
+                )
     saved["losses"] = list(dict.fromkeys([*saved.get("losses", []), *losses]))  # the order of the report
     write_atomic(path, json.dumps(saved, indent=2).encode())
+
+
+def _in_words(name: str, value: Any) -> str:
+    """An entry of comparison.json, to go after "a comparison", None being what the user did not ask for.
+
+    >>> _in_words("ranges", {"width": [0.05, 8.0]}), _in_words("patience", None)
+    ('that searches width=0.05:8', 'in which trainings take all their steps')
+    """
+    ranges = value.items() if name == "ranges" and isinstance(value, Mapping) else ()
+    limits = ", ".join(f"{setting}={low:g}:{high:g}" for setting, (low, high) in ranges)
+    unasked, asked = {
+        "task": ("of no task", f"of the task {value}"),
+        "data": ("of no data", f"on the data {value}"),
+        "batch_size": ("of unknown batches", f"of batches of {value}"),
+        "max_steps": ("of unknown length", f"of {value} steps at most"),
+        "validate_every": ("of unknown validations", f"with a validation every {value} steps"),
+        "patience": ("in which trainings take all their steps", f"with a patience of {value} validations"),
+        "init": ("whose encoders start at random", "whose encoders start from a file of weights"),
+        "search_seeds": (
+            "in which every seed chooses its settings",
+            f"in which the first {f'{value} seeds choose' if value != 1 else 'seed chooses'} the settings",
+        ),
+        "metric": (
+            "whose settings are chosen by the first metric of the task",
+            f"whose settings are chosen by {value}",
+        ),
+        "ranges": ("that searches the ranges as declared", f"that searches {limits}"),
+    }[name]
+    return unasked if value is None else asked

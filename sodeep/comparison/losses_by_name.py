@@ -27,6 +27,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -387,8 +388,9 @@ def loss_by_name(name: str) -> LossSpec:
     if colon and prefix == "peer":
         return _peer(rest)
     ranked = [f"{rank_loss}:{rest}" for rank_loss in RANK_LOSSES if rest]
-    known = [*LOSSES, *METHODS, *ranked]
-    near = None if colon and is_module(prefix) else alike(name, known)
+    known = {name: name for name in (*LOSSES, *METHODS, *ranked)} | {name: f"{name}:laplace" for name in RANK_LOSSES}
+    as_ours = re.sub(r"_?loss$", "", name, flags=re.IGNORECASE).replace("_", "-")  # of a class or function
+    near = None if colon and is_module(prefix) else known.get(alike(as_ours, known) or "")
     if near is not None:
         raise ValueError(f"`loss` must be a name that sodeep compare --help lists, got {name!r}. Is it {near!r}?")
     if colon and prefix and rest:
@@ -412,6 +414,16 @@ def stages_of(name: str) -> tuple[str, str]:
     """
     start, _, last = name.rpartition(",")
     return start, last
+
+
+def all_stages_of(name: str) -> list[str]:
+    """A loss, after those that its schedule starts from, which are compared too.
+
+    >>> all_stages_of("bce,bce+map:laplace")
+    ['bce', 'bce,bce+map:laplace']
+    """
+    start, _ = stages_of(name)
+    return [*(all_stages_of(start) if start else []), name]
 
 
 def _at_width(build: Callable[..., Loss], rank_fn: RankFunction, width: float, **settings: Any) -> Loss:
@@ -497,9 +509,10 @@ def rank_function(name: str) -> RankFunction:
     if colon and module and rest:
         rank_fn: RankFunction = _built(attribute(module, rest, "loss"))
         return rank_fn
+    near = alike(name.replace("_", "-").removesuffix("-rank"), _rank_names())
     raise ValueError(
         f"`loss` must have a rank function after the colon: {', '.join(_rank_names())}, a sorter file (.safetensors) "
-        f"or module:attribute, got {name!r}."
+        f"or module:attribute, got {name!r}.{f' Is it {near!r}?' if near else ''}"
     )
 
 

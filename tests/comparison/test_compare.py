@@ -545,11 +545,15 @@ def test_what_it_costs_is_known_before_it_starts_and_changes_nothing(bad_losses,
 
 def test_another_comparison_is_not_mixed_in(finished):
     out, _, _ = finished
-    expected = f"`out` {out} holds a comparison with max_steps 12, not 24. Choose another folder, or delete it."
+    expected = (
+        f"`out` {out} holds a comparison of 12 steps at most, not of 24 steps at most. Choose another folder, or "
+        "delete it."
+    )
     with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
         compare("memorability", ["mse"], out=out, max_steps=24)
     expected = (
-        f"`out` {out} holds a comparison with task 'memorability', not 'toy'. Choose another folder, or delete it."
+        f"`out` {out} holds a comparison of the task memorability, not of the task toy. Choose another folder, or "
+        "delete it."
     )
     with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
         compare("toy", ["bce"], out=out, max_steps=12)
@@ -583,7 +587,7 @@ def test_other_data_are_not_mixed_in(tmp_path):
         ({"train_fraction": 0.3}, held.removesuffix(", semantic scores by bleu")),
         ({"semantic": "bleu"}, held.replace(", 0.3 of the training split", "")),
     ):
-        another = f"`out` {tmp_path} holds a comparison with data '{held}', not '{name}'."
+        another = f"`out` {tmp_path} holds a comparison on the data {held}, not on the data {name}."
         expected = f"{another} Choose another folder, or delete it."
         with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
             compare("cross-modal", ["asp"], **options, **given)
@@ -667,7 +671,7 @@ def test_columns_and_text_features_are_kept_apart(tmp_path):
     expected = f"{other}on other data under the name 'said, rt, tf-idf of n-grams'.{end}"
     with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
         compare("memorability", ["mse"], predictors=["id"], **given)
-    expected = f"{other}with data 'said, rt, tf-idf of n-grams', not 'said, rt, wordllama vectors'.{end}"
+    expected = f"{other}on the data said, rt, tf-idf of n-grams, not on the data said, rt, wordllama vectors.{end}"
     pytest.importorskip("tokenizers")
     pytest.importorskip("wordllama")
     with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
@@ -914,6 +918,10 @@ def test_a_failed_setting_is_not_chosen(tmp_path, monkeypatch):
         ({"max_steps": 0}, "`max_steps` must be a whole number of at least 1, got 0."),
         ({"jobs": 0}, "`jobs` must be a whole number of at least 1, got 0."),
         ({"batch_size": 1}, "`batch_size` must be a whole number of at least 4, got 1."),
+        ({"losses": ["SpearmanLoss"]}, "`loss` must be a name that sodeep compare --help lists, got 'SpearmanLoss'. "),
+        ({"losses": ["smooth_ap_loss"]}, "`loss` must be a name that sodeep compare --help lists, got "),
+        ({"losses": ["spearman:laplace_rank"]}, "`loss` must have a rank function after the colon: "),
+        ({"task": "my_module.MyTask"}, "`task` must be a name or my_module:MyTask, with a colon, got 'my_module.My"),
         ({"device": "abacus"}, "`device` must be one that PyTorch can compute on here, got 'abacus' ("),
     ],
 )
@@ -921,6 +929,63 @@ def test_mistakes_end_before_anything_is_made(arguments, expected, tmp_path):
     with pytest.raises(ValueError, match="^" + re.escape(expected)):
         compare(**{"task": "memorability", "losses": ["mse"], "out": tmp_path / "out", "max_steps": 12, **arguments})
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"losses": "mse"}, "`losses` must be a list of names, got 'mse'. Put it in brackets."),
+        (
+            {"losses": ["mse", torch.nn.MSELoss()]},
+            "`losses` must be names of losses, got MSELoss(). One of your own is my_module:MyLoss, built anew for each "
+            "training.",
+        ),
+        (
+            {"losses": torch.nn.MSELoss()},
+            "`losses` must be names of losses, got MSELoss(). One of your own is my_module:MyLoss, built anew for each "
+            "training.",
+        ),
+        ({"out": None}, "`out` must be a path, got None."),
+        (
+            {"data": {"x": [1]}},
+            "`data` must be a path, got {'x': [1]}. Arrays are given to a task of your own: compare(MyTask(arrays), "
+            "...).",
+        ),
+        ({"init": 3}, "`init` must be a path, got 3. Save weights first: safetensors.torch.save_file."),
+        ({"ranges": ["lr"]}, "`ranges` must be name: (low, high), in braces, got ['lr']."),
+        ({"device": None}, "`device` must be 'auto' or the name of a device, such as 'cuda:0', got None."),
+    ],
+)
+def test_arguments_of_another_kind(arguments, expected, tmp_path):
+    with pytest.raises(TypeError, match="^" + re.escape(expected) + "$"):
+        compare(**{"task": "memorability", "losses": ["mse"], "out": tmp_path / "out", "max_steps": 12, **arguments})
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_device_may_be_torchs(tmp_path):
+    runs = compare("toy", ["bce"], out=tmp_path, seeds=1, trials=1, max_steps=2, device=torch.device("cpu"))
+    assert {run.status for run in runs} == {"ok"}
+
+
+def test_settings_of_another_comparison_are_told_in_words(tmp_path):
+    """Also those that were not asked for, which comparison.json has as null."""
+    given = {"seeds": 1, "trials": 1, "max_steps": 4, "validate_every": 2, "batch_size": 50, "patience": 2}
+    compare("memorability", ["mse"], out=tmp_path, **given)
+    for changed, words in {
+        "batch_size=40": "of batches of 50, not of batches of 40",
+        "validate_every=4": "with a validation every 2 steps, not with a validation every 4 steps",
+        "patience=3": "with a patience of 2 validations, not with a patience of 3 validations",
+        "patience=None": "with a patience of 2 validations, not in which trainings take all their steps",
+        "search_seeds=None": (
+            "in which the first seed chooses the settings, not in which every seed chooses its settings"
+        ),
+        "ranges=lr": "that searches the ranges as declared, not that searches lr=0.001:0.1",
+    }.items():
+        name, _, value = changed.partition("=")
+        options = {**given, name: {"lr": (1e-3, 0.1)} if name == "ranges" else None if value == "None" else int(value)}
+        expected = f"`out` {tmp_path} holds a comparison {words}. Choose another folder, or delete it."
+        with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
+            compare("memorability", ["mse"], out=tmp_path, **options)
 
 
 def test_a_folder_without_a_comparison(tmp_path):
@@ -1114,9 +1179,7 @@ def test_a_further_task_is_a_class_and_a_line_in_the_table(tmp_path, monkeypatch
         ("line", "points on a line", stage, "ok") for stage in ["tuning"] * 4 + ["test"]
     ]
     assert "line on points on a line: mean ± sd of 1 seed" in text_table(comparison.read_comparison(tmp_path).summary)
-    with pytest.raises(
-        FileNotFoundError, match=r"^`data` x does not exist. The line task reads:\n  arrays: an .npz of "
-    ):
+    with pytest.raises(FileNotFoundError, match=r"^`data` x does not exist\. What it may be: sodeep compare --help\.$"):
         Line.load("x")
     with pytest.raises(TypeError, match="semantic"):
         Line.load(semantic="cider")
@@ -1169,6 +1232,23 @@ def test_help_names_the_layouts_that_each_task_reads():
         assert re.search(rf" {name}(,| )", text.partition("--loss for")[2])
     for rank in RANKS:
         assert f" {rank}," in text.partition("RANK in --loss:")[2]
+
+
+@pytest.mark.parametrize(
+    ("losses", "said"),
+    [
+        (["--loss", "l1", "--baseline", "mse"], "mse is compared too, as the baseline.\n"),
+        (["--loss", "l1,mse"], "l1 is compared too, which l1,mse starts from.\n"),
+        (["--loss", "l1", "--loss", "mse", "--baseline", "mse"], ""),
+    ],
+)
+def test_a_loss_that_is_compared_though_none_named_it_is_said(losses, said, tmp_path):
+    options = [*losses, "--seeds", 1, "--trials", 1, "--max-steps", 4, "--out", tmp_path]
+    for expected in (said, ""):  # the second time nothing is to be done
+        result = run("memorability", *options)
+        assert result.exit_code == 0, result.output
+        assert result.stdout.partition("loss ")[0] == expected if expected else "compared too" not in result.stdout
+    assert "compared too" not in run("memorability", *options, "--seeds", 2, "--quiet").stdout
 
 
 def test_no_tested_run_is_a_failure(bad_losses, tmp_path):
@@ -1306,7 +1386,10 @@ def test_the_queries_of_in_shop_are_searched_in_its_gallery(tmp_path):
             ["toy", "--loss", "no_module_of_mine:Loss"],
             "Error: `loss` must name a module that is installed or in ",
         ),
-        (["retrieval", "--data", "gone"], "Error: `data` gone does not exist. The retrieval task reads:\n"),
+        (
+            ["retrieval", "--data", "gone"],
+            "Error: `data` gone does not exist. What it may be: sodeep compare --help.\n",
+        ),
     ],
 )
 def test_mistakes_are_one_message(arguments, expected, tmp_path, monkeypatch):

@@ -29,7 +29,9 @@ def test_untrained_is_the_encoder_to_start_from(tmp_path: Path, encoder: Path) -
 
 def test_comparison_begun_with_an_encoder_refuses_runs_without(tmp_path: Path, encoder: Path) -> None:
     _compare(tmp_path / "warm", "mse", init=encoder)
-    with pytest.raises(ValueError, match="holds a comparison with init"):
+    with pytest.raises(
+        ValueError, match="a comparison whose encoders start from a file of weights, not whose encoders start at random"
+    ):
         _compare(tmp_path / "warm", "mse", "l1")
 
 

@@ -354,8 +354,8 @@ def test_a_comparison_fine_tunes_once_for_each_loss_and_seed(made, tmp_path, mon
         run.to_json() for run in tuned
     ]
     expected = (
-        f"`out` {tmp_path / 'tuned'} holds a comparison with data 'made up, tiny features, last 2 blocks fine-tuned', "
-        "not 'made up, tiny features'. Choose another folder, or delete it."
+        f"`out` {tmp_path / 'tuned'} holds a comparison on the data made up, tiny features, last 2 blocks fine-tuned, "
+        "not on the data made up, tiny features. Choose another folder, or delete it."
     )
     with pytest.raises(ValueError, match="^" + re.escape(expected) + "$"):
         compare("retrieval", losses, out=tmp_path / "tuned", **options)

@@ -341,7 +341,8 @@ def test_another_metric_chooses_and_stands_first(tmp_path):
         (tested,) = (run for run in comparison.runs if (run.loss, run.seed, run.stage) == (loss, 0, "test"))
         assert tested.settings == max(tuned, key=lambda run: run.metrics["Kendall"]).settings
     assert " test groups)." in (tmp_path / "report.md").read_text()
-    with pytest.raises(ValueError, match="holds a comparison with metric 'Kendall', not None"):
+    expected = "whose settings are chosen by Kendall, not whose settings are chosen by the first metric of the task."
+    with pytest.raises(ValueError, match=expected):
         compare("ranking", ["mse"], out=tmp_path, seeds=2, search_seeds=1, metric="nDCG@10", max_steps=4)
 
 
