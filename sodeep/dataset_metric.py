@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sodeep._core.checks import describe
 from sodeep._core.labels import label_tensor
-from sodeep.distributed import drop_repeats, gather
+from sodeep.distributed import check_index, drop_repeats, gather
 
 
 class DatasetMetric:
@@ -55,6 +55,7 @@ class DatasetMetric:
                 ``DistributedSampler`` repeats items until all processes have equally many. With every batch or none.
 
         Raises:
+            TypeError: an `index` that is no tensor of whole numbers.
             ValueError: no rows, of different number, or other parts than in the batches before.
         """
         batch = tuple((x if isinstance(x, Tensor) else label_tensor(x)).detach().cpu() for x in rows)
@@ -69,11 +70,7 @@ class DatasetMetric:
         if self._rows and (index is None) == bool(self._index):
             raise ValueError("`index` must be given with every batch or with none. To begin anew, call reset().")
         if index is not None:
-            if not isinstance(index, Tensor) or index.is_floating_point() or index.shape != (len(batch[0]),):
-                raise ValueError(
-                    f"`index` must be whole numbers of shape ({len(batch[0])},), one a row, got {describe(index)}."
-                )
-            self._index.append(index.detach().cpu())
+            self._index.append(check_index(index, len(batch[0])).detach().cpu())
         self._rows.append(batch)
 
     def compute(self) -> Any:

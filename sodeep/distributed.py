@@ -90,10 +90,7 @@ def drop_repeats(indices: Tensor, *rows: Tensor) -> tuple[Tensor, ...]:
         >>> drop_repeats(indices, labels)
         (tensor([5, 6, 7, 8, 9]),)
     """
-    if not isinstance(indices, Tensor) or indices.is_floating_point() or indices.is_complex():
-        raise TypeError(f"`indices` must be a tensor of whole numbers, got {describe(indices)}.")
-    if indices.ndim != 1:
-        raise ValueError(f"`indices` must have shape (n,), one index a row, got shape {tuple(indices.shape)}.")
+    check_index(indices, None, "indices")
     if not rows:
         raise ValueError("`rows` must be one tensor or more, got none. Give what belongs to the indices.")
     n = len(indices)
@@ -107,6 +104,16 @@ def drop_repeats(indices: Tensor, *rows: Tensor) -> tuple[Tensor, ...]:
     size = int(item.max()) + 1 if n else 0
     first = places.new_full((size,), n).scatter_reduce(0, item, places, "amin")
     return tuple(x[first.to(x.device)] for x in rows)
+
+
+def check_index(index: object, rows: int | None, name: str = "index") -> Tensor:
+    """Which item of a data set each of the rows is: whole numbers (rows,); None: of any number of rows."""
+    if not isinstance(index, Tensor) or index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
+        raise TypeError(f"`{name}` must be a tensor of whole numbers, got {describe(index)}.")
+    if index.ndim != 1 or rows not in (None, len(index)):
+        shape = f"({'n' if rows is None else rows},)"
+        raise ValueError(f"`{name}` must have shape {shape}, one number a row, got shape {tuple(index.shape)}.")
+    return index
 
 
 def _all_gather(x: Tensor) -> list[Tensor]:

@@ -23,7 +23,7 @@ from sodeep._core.labels import as_labels, label_tensor, same_label
 from sodeep._core.precision import wide_dtype, working_dtype
 from sodeep._core.progress import Progress
 from sodeep._core.ties import copies_of
-from sodeep.distributed import drop_repeats, gather as gather_rows, gather_with_place, several_processes
+from sodeep.distributed import check_index, drop_repeats, gather as gather_rows, gather_with_place, several_processes
 from sodeep.losses.similarity import SIMILARITIES, check_embeddings, unit_rows
 from sodeep.metrics._per_list import chance_of_none
 
@@ -125,7 +125,8 @@ def retrieval_metrics(
         Name -> value, in the order of `metrics`: floats, or tensors (Q,); with `gather` of all processes.
 
     Raises:
-        TypeError: embeddings that are not floating point tensors; labels that are neither numbers nor strings.
+        TypeError: embeddings that are not floating point tensors; labels that are neither numbers nor strings; an
+            `index` that is no tensor of whole numbers.
         ValueError: an unknown metric, wrong shapes, NaN or infinite embeddings, labels or cameras of one side alone.
 
     Example:
@@ -205,11 +206,7 @@ def _of_all(
     row_labels, row_cameras = map(everywhere, ours)
     places = torch.arange(first, first + len(queries), device=device)
     if index is not None:
-        if not isinstance(index, Tensor) or index.is_floating_point() or index.shape != (len(queries),):
-            raise ValueError(
-                f"`index` must be whole numbers of shape ({len(queries)},), one a query, got {describe(index)}."
-            )
-        index = index.to(device)
+        index = check_index(index, len(queries)).to(device)
         (kept,) = drop_repeats(gather_rows(index) if shared else index, torch.arange(len(rows), device=device))
         kept = kept.sort().values  # in the order of the processes
         once = torch.isin(places, kept)

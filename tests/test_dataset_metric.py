@@ -91,12 +91,20 @@ ONE, INDEX = X[:3, 0], {"index": torch.arange(3)}
         (
             ValueError,
             lambda: two_batches(((ONE, ONE), {"index": torch.arange(2)}), ((), {})),
-            "`index` must be whole numbers of shape (3,), one a row, got ",
+            "`index` must have shape (3,), one number a row, got shape (2,).",
         ),
         (
             ValueError,
             lambda: retrieval_metrics(X, torch.arange(23), index=torch.arange(3)),
-            "`index` must be whole numbers of shape (23,), one a query, got ",
+            "`index` must have shape (23,), one number a row, got shape (3,).",
+        ),
+        *(
+            (TypeError, call, "`index` must be a tensor of whole numbers, got ")
+            for index in ([0, 1, 2], torch.zeros(3), torch.zeros(3, dtype=torch.cfloat), torch.zeros(3).bool())
+            for call in (
+                lambda index=index: two_batches(((ONE, ONE), {"index": index}), ((), {})),
+                lambda index=index: retrieval_metrics(X[:3], torch.arange(3), index=index),
+            )
         ),
         (
             ValueError,

@@ -339,6 +339,11 @@ def test_no_rows_at_all_have_no_repeats():
 @pytest.mark.parametrize(
     ("error", "arguments", "message"),
     [
+        (
+            TypeError,
+            (torch.zeros(7).bool(), X),
+            "`indices` must be a tensor of whole numbers, got a tensor of shape (7,) and dtype bool.",
+        ),
         (TypeError, ([0, 1], X), "`indices` must be a tensor of whole numbers, got [0, 1]."),
         (
             TypeError,
@@ -348,7 +353,7 @@ def test_no_rows_at_all_have_no_repeats():
         (
             ValueError,
             (torch.zeros(7, 1).long(), X),
-            "`indices` must have shape (n,), one index a row, got shape (7, 1).",
+            "`indices` must have shape (n,), one number a row, got shape (7, 1).",
         ),
         (ValueError, (LABELS,), "`rows` must be one tensor or more, got none. Give what belongs to the indices."),
         (TypeError, (LABELS, X.tolist()), "`rows` must be tensors, got list."),

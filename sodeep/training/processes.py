@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from sodeep.distributed import several_processes
+
 T = TypeVar("T")
 
 
@@ -19,9 +21,7 @@ class Processes:
     """The processes of torch.distributed; where it is not initialised, this one alone, and nothing is exchanged."""
 
     def __init__(self) -> None:
-        together = dist.is_available() and dist.is_initialized()
-        self.count = dist.get_world_size() if together else 1
-        self.rank = dist.get_rank() if together else 0
+        self.count, self.rank = (dist.get_world_size(), dist.get_rank()) if several_processes() else (1, 0)
 
     @property
     def is_first(self) -> bool:
