@@ -188,6 +188,23 @@ def test_results_quote_their_reports():
     assert quoted > 20
 
 
+def test_results_name_the_losses_that_they_use():
+    """One row for each loss, part of a sum and rank function in a table of docs/results, and none for others."""
+    section = (ROOT / "docs/results.md").read_text().partition("## Names of the losses")[2].partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| `")]
+    names = {name for first, _ in rows for name in re.findall("`([^`]+)`", first)} - {"A+B", "A,B"}
+    (text,) = (second for first, second in rows if "spearman:RANK" in first)
+    ranks = set(re.findall("`([^`]+)`", text.partition("rank function")[2]))
+    used = {
+        part
+        for file in (ROOT / "docs/results").glob("*.json")
+        for loss in json.loads(file.read_text())["losses"]
+        for part in re.split("[+,]", loss)
+    }
+    assert names == {part if part.startswith("peer:") else re.sub(":.*", ":RANK", part) for part in used}
+    assert ranks == {part.partition(":")[2] for part in used if ":" in part and not part.startswith("peer:")}
+
+
 def searched_text(ranges):
     return "; ".join(
         f"{name} {' or '.join(map(str, values.values))}"
