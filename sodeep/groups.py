@@ -31,9 +31,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Sampler
 
 from sodeep._core.checks import check_at_least, check_bool, compiling, describe
+from sodeep._core.epochs import EpochSampler, fingerprint
 from sodeep._core.labels import as_labels, label_tensor
 
 
@@ -185,11 +185,15 @@ def pad_arguments(
     return args[len(names) :], kwargs
 
 
-class GroupBatchSampler(Sampler[list[int]]):
+class GroupBatchSampler(EpochSampler):
     """Batches of whole groups of like length, for ``batch_sampler=``: little of a padded batch is padding.
 
     Every epoch, groups of one length are dealt to batches anew and the batches are shuffled, as a function of `seed`
-    and of the number of the epoch alone. Epochs count up by themselves, or `set_epoch` says which one is next.
+    and of the number of the epoch alone. Epochs count up by themselves, and `set_epoch` says which one is next.
+
+    Several processes share the batches of an epoch out. Where these do not divide evenly, some are dealt twice, so that
+    all processes take as many steps. As for `BalancedBatchSampler`, call `set_epoch` before every pass (Lightning
+    does), and `state_dict` and `load_state_dict` resume in the middle of an epoch.
 
     Args:
         group: an id for each item of the data set, (n,), or `Groups`.
@@ -197,6 +201,8 @@ class GroupBatchSampler(Sampler[list[int]]):
             than that is a batch by itself.
         shuffle: False gives the shortest groups first, in every epoch the same.
         seed: of the shuffling.
+        num_replicas: number of processes.
+        rank: of this process. All processes need the same ids and seed.
 
     Raises:
         TypeError: ids that are neither numbers nor strings.
@@ -208,31 +214,43 @@ class GroupBatchSampler(Sampler[list[int]]):
         [[0, 4], [5, 6], [1, 2, 3]]
     """
 
-    def __init__(self, group: GroupIds, max_items: int, *, shuffle: bool = True, seed: int = 0) -> None:
+    def __init__(
+        self,
+        group: GroupIds,
+        max_items: int,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        num_replicas: int = 1,
+        rank: int = 0,
+    ) -> None:
         self.max_items = check_at_least(max_items, 1, "max_items")
         self.shuffle = check_bool(shuffle, "shuffle")
         self.seed = check_at_least(seed, 0, "seed")
-        self.epoch = 0
         groups = _groups_of(group)
         items = torch.argsort(groups.slot).cpu().numpy()
         self._lengths = groups.lengths.cpu().numpy()
         self._members = np.split(items, np.cumsum(self._lengths)[:-1])
+        settings = {
+            "group": f"{len(items)} items in {len(groups)} groups, {fingerprint(self._lengths, items)}",
+            "max_items": self.max_items,
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+        }
+        super().__init__(settings, num_replicas, rank)
+        self._steps = -(-len(self._cuts(np.sort(self._lengths))) // self.num_replicas)
 
     def __len__(self) -> int:
-        return len(self._cuts(np.sort(self._lengths)))
+        return self._steps
 
-    def set_epoch(self, epoch: int) -> None:
-        """Set the number of the next pass."""
-        self.epoch = check_at_least(epoch, 0, "epoch")
-
-    def __iter__(self) -> Iterator[list[int]]:
-        rng = np.random.default_rng([self.seed, self.epoch])
-        self.epoch += 1
+    def _batches(self, epoch: int) -> Iterator[list[int]]:
+        rng = np.random.default_rng([self.seed, epoch])
         order = rng.permutation(len(self._lengths)) if self.shuffle else np.arange(len(self._lengths))
         order = order[np.argsort(self._lengths[order], kind="stable")]
         cuts = self._cuts(self._lengths[order])
-        batches = rng.permutation(len(cuts)) if self.shuffle else range(len(cuts))
-        for batch in batches:
+        batches = rng.permutation(len(cuts)) if self.shuffle else np.arange(len(cuts))
+        # np.resize begins again from the first one
+        for batch in np.resize(batches, self._steps * self.num_replicas)[self.rank :: self.num_replicas]:
             yield np.concatenate([self._members[g] for g in order[cuts[batch]]]).tolist()
 
     def _cuts(self, lengths: NDArray[np.int64]) -> list[slice]:

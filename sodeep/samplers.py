@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Mapping
-from itertools import islice
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
-from torch.utils.data import Sampler
 
-from sodeep._core.checks import check_at_least, check_choice, describe, is_whole
+from sodeep._core.checks import check_at_least, check_choice
+from sodeep._core.epochs import EpochSampler, fingerprint
 from sodeep._core.labels import as_labels, label_tensor
 
 
@@ -35,15 +33,7 @@ class _Deck:
         return hand
 
 
-class _Position(NamedTuple):
-    """A place in the sequence of all batches."""
-
-    epoch: int
-    batches: int
-    """How many batches of the epoch were drawn."""
-
-
-class BalancedBatchSampler(Sampler[list[int]]):
+class BalancedBatchSampler(EpochSampler):
     """Batches of `classes_per_batch` different classes with `samples_per_class` samples each, for ``batch_sampler=``.
 
     An epoch is ``n // (classes_per_batch * samples_per_class * num_replicas)`` batches, at least one, where n counts
@@ -60,7 +50,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
 
     `state_dict` and `load_state_dict` resume in the middle of an epoch, as torchdata's ``StatefulDataLoader`` and
     Lightning with it do by themselves. They count batches drawn from the sampler: a plain ``DataLoader`` with
-    workers draws some in advance.
+    workers draws some in advance. The state is the same on all processes; one of other labels or options is refused.
 
     Args:
         labels: one label for each sample of the data set: numbers or strings, tensor, array or list.
@@ -100,13 +90,11 @@ class BalancedBatchSampler(Sampler[list[int]]):
         num_replicas: int = 1,
         rank: int = 0,
     ) -> None:
-        check_at_least(classes_per_batch, 2, "classes_per_batch")
-        check_at_least(samples_per_class, 2, "samples_per_class")
+        self.classes_per_batch = classes_per_batch = check_at_least(classes_per_batch, 2, "classes_per_batch")
+        self.samples_per_class = samples_per_class = check_at_least(samples_per_class, 2, "samples_per_class")
         check_choice(small_classes, ("repeat", "drop"), "small_classes")
-        check_at_least(seed, 0, "seed")
+        self.seed = check_at_least(seed, 0, "seed")
         check_at_least(num_replicas, 1, "num_replicas")
-        if not is_whole(rank) or not 0 <= rank < num_replicas:
-            raise ValueError(f"`rank` must be a whole number from 0 to {num_replicas - 1}, got {describe(rank)}.")
         members: dict[Any, list[int]] = {}
         values = as_labels(label_tensor(labels))
         if values.ndim != 1:
@@ -124,91 +112,19 @@ class BalancedBatchSampler(Sampler[list[int]]):
             )
         if num_batches is None:
             num_batches = max(sum(map(len, self.members)) // (per_step * samples_per_class), 1)
-        check_at_least(num_batches, 1, "num_batches")
-        self.classes_per_batch = classes_per_batch
-        self.samples_per_class = samples_per_class
-        self.num_batches = num_batches
-        self.seed = seed
-        self.num_replicas = num_replicas
-        self.rank = rank
-        self._position = _Position(0, 0)
-        self._next: _Position | None = None  # where the next pass starts, if that was set
-        self._passes = 0
-        self._repeats = 0
+        self.num_batches = check_at_least(num_batches, 1, "num_batches")
+        sizes, items = np.array([len(indices) for indices in self.members]), np.concatenate(self.members)
+        settings = {
+            "labels": f"{len(items)} samples of {len(sizes)} classes, {fingerprint(sizes, items)}",
+            "classes_per_batch": classes_per_batch,
+            "samples_per_class": samples_per_class,
+            "num_batches": self.num_batches,
+            "seed": self.seed,
+        }
+        super().__init__(settings, num_replicas, rank)
 
     def __len__(self) -> int:
         return self.num_batches
-
-    @property
-    def epoch(self) -> int:
-        """The number of the pass under way, or else of the next."""
-        return self._position.epoch
-
-    @property
-    def sampler(self) -> BalancedBatchSampler:
-        """Itself: Lightning calls ``batch_sampler.sampler.set_epoch``."""
-        return self
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the number of the next pass. Right after `load_state_dict` that epoch's own number changes nothing."""
-        epoch = check_at_least(epoch, 0, "epoch")
-        if self._next is None or self._next.epoch != epoch:
-            self._go_to(_Position(epoch, 0))
-
-    def state_dict(self) -> dict[str, int]:
-        """The epoch and how many of its batches were drawn, for a sampler with the same labels and options."""
-        return self._position._asdict()
-
-    def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
-        """Let the next pass be the rest of the one that `state_dict` was taken in."""
-        if not isinstance(state_dict, Mapping) or set(state_dict) != set(_Position._fields):
-            raise ValueError(
-                f"`state_dict` must be what state_dict() gave, with epoch and batches, got {describe(state_dict)}."
-            )
-        epoch, batches = (check_at_least(state_dict[field], 0, field) for field in _Position._fields)
-        if batches > self.num_batches:
-            raise ValueError(
-                f"`state_dict` must be of a sampler with the same labels and options, got {batches} batches of an "
-                f"epoch that has {self.num_batches} here."
-            )
-        self._go_to(_Position(epoch, batches))
-
-    def __iter__(self) -> Iterator[list[int]]:
-        # A generator runs from its first `next` on: a DataLoader with workers makes two of them and reads one.
-        start = self._begin()
-        self._passes += 1
-        this = self._passes
-        for drawn, batch in enumerate(islice(self._batches(start.epoch), start.batches, None), start.batches + 1):
-            if this == self._passes:
-                self._position = _Position(start.epoch, drawn)
-            yield batch
-        if this == self._passes:
-            self._position = _Position(start.epoch + 1, 0)
-
-    def _go_to(self, position: _Position) -> None:
-        self._position = self._next = position
-
-    def _begin(self) -> _Position:
-        """Where the pass that begins now starts."""
-        epoch, batches = self._position
-        again = False
-        if self._next is not None:
-            start, self._next = self._next, None
-        elif batches == 0:
-            start = self._position
-        elif self.num_replicas == 1 or batches == self.num_batches:
-            start = _Position(epoch + 1, 0)
-        else:
-            start, again = _Position(epoch, 0), True
-        self._repeats = self._repeats + 1 if again else 0
-        if self._repeats == 2:  # once may have been a look at the data
-            warnings.warn(
-                f"BalancedBatchSampler deals epoch {epoch} for the third time: no pass was read to its end. "
-                "With several processes call set_epoch before every pass, with a new number.",
-                stacklevel=3,
-            )
-        self._position = start
-        return start
 
     def _batches(self, epoch: int) -> Iterator[list[int]]:
         rng = np.random.default_rng([self.seed, epoch])

@@ -5,6 +5,7 @@ import math
 import re
 import warnings
 from functools import partial
+from itertools import cycle, islice
 
 import numpy as np
 import pytest
@@ -288,9 +289,32 @@ def test_a_loader_takes_them():
     assert [batch.tolist() for batch in loader] == [[9, 1, 1], [7, 7, 7], [3, 3, 3, 3]]
 
 
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("processes", [1, 2, 3, 40])
+def test_processes_share_the_batches_of_an_epoch_out(processes, shuffle):
+    ids = np.repeat(np.arange(25), np.arange(25) % 6 + 1)
+    single = GroupBatchSampler(ids, max_items=12, shuffle=shuffle, seed=3)
+    samplers = [
+        GroupBatchSampler(ids, max_items=12, shuffle=shuffle, seed=3, num_replicas=processes, rank=rank)
+        for rank in range(processes)
+    ]
+    steps = -(-len(single) // processes)
+    assert [len(sampler) for sampler in samplers] == [steps] * processes
+    for _ in range(2):
+        dealt = [batch for step in zip(*samplers, strict=True) for batch in step]
+        assert dealt == list(islice(cycle(list(single)), steps * processes))
+
+
+def test_a_sampler_of_nothing_has_no_batches():
+    sampler = GroupBatchSampler(torch.zeros(0, dtype=torch.long), max_items=4, num_replicas=2)
+    assert (len(sampler), list(sampler)) == (0, [])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"max_items": 1, "num_replicas": 2, "rank": 2}, "`rank` must be a whole number from 0 to 1, got 2."),
+        ({"max_items": 1, "num_replicas": 0}, "`num_replicas` must be a whole number of at least 1, got 0."),
         ({"max_items": 0}, "`max_items` must be a whole number of at least 1, got 0."),
         ({"max_items": 1, "seed": -1}, "`seed` must be a whole number of at least 0, got -1."),
         ({"max_items": 1, "shuffle": "yes"}, "`shuffle` must be True or False, got 'yes'."),
