@@ -298,8 +298,9 @@ def import_sorter(checkpoint: Path, out: Path, overwrite: bool) -> None:
 @click.argument("sorter")
 @click.argument("out", type=UserPath(path_type=Path))
 @click.option("--n", type=int, help="Fix the length of the lists; recurrent sorters need it.")
+@click.option("--mask", is_flag=True, help="Give it a mask as a second input, True at real items, for unequal lengths.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT.")
-def export_sorter(sorter: str, out: Path, n: int | None, overwrite: bool) -> None:
+def export_sorter(sorter: str, out: Path, n: int | None, mask: bool, overwrite: bool) -> None:
     """Write SORTER, a shipped name or a file, as a program OUT that runs without sodeep.
 
     OUT ends in .pt2 (torch.export) or in .onnx (ONNX).
@@ -307,13 +308,15 @@ def export_sorter(sorter: str, out: Path, n: int | None, overwrite: bool) -> Non
     from sodeep._core.checks import check_free
 
     check_free(out, overwrite)
-    sodeep.export_sorter(out, sodeep.load_sorter(sorter), n)
+    sodeep.export_sorter(out, sodeep.load_sorter(sorter), n, mask=mask)
+    inputs = ("scores", "mask") if mask else ("scores",)
+    named = ", ".join(f'"{name}": {name}' for name in inputs)
     call = (
-        f'torch.export.load("{out}").module()(scores)'
+        f'torch.export.load("{out}").module()({", ".join(inputs)})'
         if out.suffix == ".pt2"
-        else f'onnxruntime.InferenceSession("{out}").run(["ranks"], {{"scores": scores}})'
+        else f'onnxruntime.InferenceSession("{out}").run(["ranks"], {{{named}}})'
     )
-    click.echo(f"Wrote {out}. Use it:  {call}, float32 (lists, n)")
+    click.echo(f"Wrote {out}. Use it:  {call}, float32 (lists, n){' and bool' if mask else ''}")
 
 
 COMMANDS = (train_sorter, list_sorters, evaluate_sorter, import_sorter, export_sorter)

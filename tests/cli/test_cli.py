@@ -300,6 +300,11 @@ def test_export_sorter(run, trained, tmp_path):
     assert result.exit_code == 0, result.output
     assert (tmp_path / "s.pt2").stat().st_size > 0
     assert 'torch.export.load("s.pt2")' in result.output
+    result = run("export-sorter", trained, "masked.pt2", "--mask")
+    assert result.exit_code == 0, result.output
+    assert 'torch.export.load("masked.pt2").module()(scores, mask), float32 (lists, n) and bool' in result.output
+    ranks = torch.export.load("masked.pt2").module()(torch.zeros(1, 4), torch.tensor([[True, True, True, False]]))
+    assert ranks.tolist() == [[2, 2, 2, 0]]
     fails(run("export-sorter", trained, "s.pb"), "`path` must end in .pt2, a torch.export program, or .onnx, got s.pb.")
     assert not (tmp_path / "s.pb").exists()
     fails(
