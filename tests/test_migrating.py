@@ -3,6 +3,7 @@
 import argparse
 import re
 import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -157,6 +158,23 @@ def test_torchsort(there, here, said, lists):
         return torch.corrcoef(torch.stack([soft_rank(scores[None])[0], soft_rank(target[None])[0]]))[0, 1]
 
     check(there, here, said, {**lists, "torchsort": torchsort, "soft_rank": soft_rank, "spearmanr": spearmanr})
+
+
+@pytest.mark.parametrize(("there", "here", "said"), rows("softtorch"))
+def test_softtorch(there, here, said, lists):
+    softtorch = pytest.importorskip("softtorch")
+    scores, target = lists["scores"], lists["target"]
+
+    def soft_rank(scores):
+        return softtorch.rank(scores, dim=-1)
+
+    def gradient(rank_fn):
+        along_lists = rank_fn if isinstance(rank_fn, nn.Module) else partial(rank_fn, dim=-1)
+        leaf = scores.clone().requires_grad_()
+        return torch.autograd.grad(sodeep.spearman_loss(leaf, target, rank_fn=along_lists), leaf)[0]
+
+    names = {"softtorch": softtorch, "soft_rank": soft_rank, "gradient": gradient}
+    check(there, here, said, {**lists, **names, "tau": scores.std(correction=0).item() / 6.8})
 
 
 @pytest.mark.parametrize(("there", "here", "said"), rows("pytorch-metric-learning"))
