@@ -495,7 +495,7 @@ def _laplace_rank(
     where = check_where(where, scores)
     x, tau = _in_units(scores.to(working_dtype(scores)), tau, where)
     measured = measure(x, tau, where, width)
-    return soft_rank(NarrowLaplace if measured.narrow else Laplace, x, measured, where)
+    return soft_rank(NarrowLaplace if measured.narrow() else Laplace, x, measured, where)
 
 
 def _in_units(x: Tensor, tau: float | Tensor | None, where: Tensor | None) -> tuple[Tensor, float | Tensor | None]:

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sodeep import ranks, spearman_loss
 from sodeep._core import sigmoid_blocks, soft_ranks
 from sodeep._core.checks import describe
+from sodeep._core.live_tensors import LiveTensors
 from sodeep.ranks import (
     apply_rank_fn,
     blackbox_rank,
@@ -174,12 +175,27 @@ def test_sigmoid_blocks_are_the_pairwise_sum(tau, dtype):
     assert_close(got, want, rtol=0, atol=float(want.abs().max()) * (1e-12 if dtype == torch.float64 else 1e-6))
 
 
-def test_laplace_rank_is_the_same_on_both_sides_of_its_switch():
-    scores = draw(1, 500)
-    span = scores.max() - scores.min()
-    for tau in (span / (soft_ranks._WIDEST - 1), span / (soft_ranks._WIDEST + 1)):
-        want = soft_reference(laplace_rank, scores, tau)
-        assert_close(laplace_rank(scores, tau.view(1, 1)), want, rtol=1e-13, atol=0)
+@each(SOFT)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_soft_ranks_are_the_same_on_both_sides_of_their_switch(rank_fn, masked, dtype):
+    """The ranks of lists that span many tau are made of other sums."""
+    scores, weights = draw(300).to(dtype), draw(300, seed=2).to(dtype)
+    where = draw_mask(300) if masked else torch.ones(300, dtype=torch.bool)
+    scores[:100] = scores[:100].round(decimals=1)  # ties
+    span, widest = scores[where].max() - scores[where].min(), soft_ranks._WIDEST[dtype]
+    tolerance = 1e-13 if dtype == torch.float64 else 2e-7
+    for tau in (span / (widest - 1), span / (widest + 1)):
+
+        def rank(x, tau=tau):
+            return rank_fn(x, tau, where if masked else None)[where]
+
+        def reference(x, tau=tau):
+            return soft_reference(rank_fn, x[where], tau.double())
+
+        assert_close(rank(scores).double(), reference(scores.double()), rtol=0, atol=300 * tolerance)
+        got, want = gradient(rank, scores, weights[where]), gradient(reference, scores.double(), weights[where])
+        assert_close(got.double(), want, rtol=0, atol=float(want.abs().max()) * 300 * tolerance)
 
 
 def test_a_wide_list_beside_a_narrow_one_changes_neither():
@@ -673,6 +689,29 @@ class LargestTensor(TorchDispatchMode):
                 self.elements = max(self.elements, x.numel())
                 self.total += x.numel()
         return out
+
+
+def test_sigmoid_rank_of_a_long_list_takes_a_hundred_bytes_an_item():
+    """Beside a few MB for the blocks that are visited together."""
+    scores = draw(200_000, dtype=torch.float32).requires_grad_()
+    with LiveTensors() as live:
+        sigmoid_rank(scores).sum().backward()
+    assert live.peak < 100 * len(scores) + 16e6
+
+
+@pytest.mark.parametrize("n", [2**14, 2**14 + 1, 40_000])
+def test_sigmoid_blocks_in_parts_are_the_pairwise_sum(n):
+    """Some items of a list that is visited in parts, with clusters, ties and an outlier, beside all others."""
+    scores, weights = draw(n), draw(n, seed=2)
+    scores[: n // 3], scores[n // 2 :: 7], scores[5] = scores[: n // 3].round(decimals=2), 40.0, 1e6
+    some = torch.arange(0, n, n // 50)
+    d = (scores - scores[some].unsqueeze(1)) / 0.1
+    want = d.sigmoid().sum(1) + 0.5
+    assert_close(sigmoid_rank(scores, 0.1)[some], want, rtol=1e-13, atol=0)
+    density = d.sigmoid() * d.neg().sigmoid() / 0.1
+    want = density @ weights - weights[some] * density.sum(1)
+    got = gradient(sigmoid_rank, scores, weights, tau=0.1)[some]
+    assert_close(got, want, rtol=0, atol=1e-12 * float(want.abs().max()))
 
 
 @pytest.mark.parametrize("shape", [(1, 3000), (40, 300), (3000, 40)])

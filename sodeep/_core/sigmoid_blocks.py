@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -54,47 +55,90 @@ def block_sums(x: Tensor, tau: Tensor, kernel: Callable[[Tensor], Tensor], sign:
     together = max(1, _AT_ONCE // n)
     for first in range(0, len(lists), together):
         some = slice(first, first + together)
-        near = (y[some, :, None, :] - y[some, :, :, None]).mul_(sharpness[some, None].to(x.dtype))
-        near = kernel(near.sigmoid_())
-        far = _Far(y[some].double(), sharpness[some], coefficients)
-        for u, total in zip(columns, sums, strict=True):
-            below, above = far.sums(u[some])
-            within = (near * u[some, :, None, :].to(x.dtype)).sum(-1)
-            by_place = above.add_(below, alpha=sign).add_(within).reshape(-1, side * y.shape[1])[:, :n]
+        far = _Far(y[some], sharpness[some], coefficients, [u[some] for u in columns])
+        by_place = [y.new_empty(y[some].shape, dtype=torch.float64) for _ in columns]
+        for part in far.parts:
+            here = y[some, part]
+            near = (here[:, :, None, :] - here[:, :, :, None]).mul_(sharpness[some, None].to(x.dtype))
+            near = kernel(near.sigmoid_())
+            for u, total, (below, above) in zip(columns, by_place, far.sums(part), strict=True):
+                within = (near * u[some, part, None, :].to(x.dtype)).sum(-1)
+                total[:, part] = above.add_(below, alpha=sign).add_(within)
+        for total, values in zip(sums, by_place, strict=True):
+            values = values.flatten(1)[:, :n]
             if ties is not None:  # equal scores lie in several blocks: the same to the last bit
-                by_place = by_place.gather(-1, ties[some])
-            total[some] = torch.empty_like(by_place).scatter_(-1, order[some], by_place)
+                values = values.gather(-1, ties[some])
+            total[some] = torch.empty_like(values).scatter_(-1, order[some], values)
     return [total.reshape(x.shape) for total in sums]
 
 
 class _Far:
-    """Σ_j Σ_m c_m z_ij^m u_j over the blocks below, and those above; sorted blocks y are (lists, blocks, items)."""
+    """Σ_j Σ_m c_m z_ij^m u_j over the blocks below, and those above, for each of the weights u.
 
-    def __init__(self, y: Tensor, sharpness: Tensor, coefficients: Tensor) -> None:
-        self.coefficients = coefficients
-        edges = torch.cat([y[:, :, 0], y[:, -1:, -1]], -1).unsqueeze(-1)  # where each block begins, and the end
-        self.low, self.high, self.across = (
-            self._powers((d * sharpness).exp_())
-            for d in (edges[:, :-1] - y, y - edges[:, 1:], edges[:, :-1] - edges[:, 1:])
+    Sorted blocks y and weights are (lists, blocks, items). The powers of a part of a long list are computed when it is
+    their turn, once to sum them and once to read the sums: those of all would be hundreds of bytes an item.
+
+    Attributes:
+        parts: the blocks that are visited together.
+    """
+
+    def __init__(self, y: Tensor, sharpness: Tensor, coefficients: Tensor, weights: list[Tensor]) -> None:
+        self.y, self.sharpness, self.degree = y, sharpness, len(coefficients) - 1
+        lists, blocks, side = y.shape
+        size = max(1, _AT_ONCE // side)
+        self.parts = [slice(first, min(blocks, first + size)) for first in range(0, blocks, size)]
+        self.edges = torch.cat([y[:, :, 0], y[:, -1:, -1]], -1).double().unsqueeze(-1)  # where blocks begin, the end
+        across = self._powers(self.edges[:, :-1] - self.edges[:, 1:])[:, :, 0]
+        self.kept: tuple[Tensor, Tensor] | None = None
+        if len(self.parts) == 1:
+            self.kept = self._powers_of(self.parts[0])
+        upward, downward = (
+            [torch.empty(lists, blocks, len(coefficients), dtype=torch.float64) for _ in weights] for _ in range(2)
         )
+        for part in self.parts:
+            low, high = self._powers_of(part)
+            for u, up, down in zip(weights, upward, downward, strict=True):
+                up[:, part] = (u[:, part].unsqueeze(-2) @ high).squeeze(-2)
+                down[:, part] = (u[:, part].unsqueeze(-2) @ low).squeeze(-2)
+        self.below = [_carried(own, across) * coefficients for own in upward]
+        self.above = [_carried(own.flip(1), across.flip(1)).flip(1) * coefficients for own in downward]
 
-    def _powers(self, z: Tensor) -> Tensor:
-        z = z.unsqueeze(-1).expand(*z.shape, len(self.coefficients) - 1)
+    def sums(self, part: slice) -> Iterator[tuple[Tensor, Tensor]]:
+        """Of the items in `part`, for each of the weights."""
+        low, high = self._powers_of(part)
+        for below, above in zip(self.below, self.above, strict=True):
+            yield (low @ below[:, part].unsqueeze(-1)).squeeze(-1), (high @ above[:, part].unsqueeze(-1)).squeeze(-1)
+
+    def _powers_of(self, part: slice) -> tuple[Tensor, Tensor]:
+        """z^m of the items in `part` to the beginning of their block, and to the end."""
+        if self.kept is not None:
+            return self.kept
+        y, begin, end = self.y[:, part].double(), self.edges[:, :-1][:, part], self.edges[:, 1:][:, part]
+        return self._powers(begin - y), self._powers(y - end)
+
+    def _powers(self, d: Tensor) -> Tensor:
+        z = (d * self.sharpness).exp_().unsqueeze(-1).expand(*d.shape, self.degree)
         return pad(z.cumprod(-1), (1, 0), value=1.0)
 
-    def sums(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the weights u (lists, blocks, items)."""
-        u, blocks = u.unsqueeze(-2), range(u.shape[1])
-        below = self._carried((u @ self.high).squeeze(-2), blocks)
-        above = self._carried((u @ self.low).squeeze(-2), blocks[::-1])
-        return (self.low @ below).squeeze(-1), (self.high @ above).squeeze(-1)
 
-    def _carried(self, own: Tensor, blocks: range) -> Tensor:
-        """What reaches each block from those before it in the order of `blocks`, times the coefficients."""
-        carried = torch.zeros_like(own)
-        for before, here in itertools.pairwise(blocks):
-            carried[:, here] = carried[:, before] * self.across[:, before, 0] + own[:, before]
-        return (carried * self.coefficients).unsqueeze(-1)
+def _carried(own: Tensor, across: Tensor) -> Tensor:
+    """What reaches each block from those before it, (lists, blocks, powers): c_b = c_{b-1} across_{b-1} + own_{b-1}.
+
+    Many blocks go in groups, all of which take a step at a time; then what reaches the groups is added.
+    """
+    blocks = own.shape[1]
+    side = blocks if blocks <= 32 else math.isqrt(blocks) + 1
+    groups = -(-blocks // side)
+    own, across = (pad(x, (0, 0, 0, groups * side - blocks)).reshape(len(x), groups, side, -1) for x in (own, across))
+    carried, decay = torch.zeros_like(own), torch.ones_like(own)
+    for before, here in itertools.pairwise(range(side)):
+        torch.addcmul(own[:, :, before], carried[:, :, before], across[:, :, before], out=carried[:, :, here])
+        if groups > 1:
+            torch.mul(decay[:, :, before], across[:, :, before], out=decay[:, :, here])
+    if groups > 1:
+        total = own[:, :, -1].addcmul(carried[:, :, -1], across[:, :, -1])
+        carried += decay * _carried(total, decay[:, :, -1] * across[:, :, -1]).unsqueeze(2)
+    return carried.flatten(1, 2)[:, :blocks]
 
 
 def _coefficients(kernel: Callable[[Tensor], Tensor], degree: int) -> Tensor:

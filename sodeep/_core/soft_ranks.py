@@ -32,12 +32,16 @@ class Width(NamedTuple):
     tau: Tensor
     middle: Tensor
     """Halfway between the extreme scores."""
-    narrow: bool
-    """Whether every list is known to span less than `_WIDEST` tau."""
+    widest: float
+    """The most tau that a list spans; infinite where that is not known."""
+
+    def narrow(self, dtype: torch.dtype = torch.float64) -> bool:
+        """Whether exponentials of the scores over tau lie inside the range of `dtype`, counted from `middle`."""
+        return self.widest < _WIDEST[dtype]
 
 
-_WIDEST = 1300.0
-"""exp(±650), and the sum of ten million of them, lie inside the range of float64."""
+_WIDEST = {torch.float32: 170.0, torch.float64: 1300.0}
+"""exp(±650), and the sum of ten million of them, lie inside the range of float64; exp(±85) and two, of float32."""
 
 
 def measure(
@@ -70,11 +74,11 @@ def measure(
     else:
         width = torch.full_like(span, check_positive(tau, "tau"))
     if not readable(x):
-        return Width(width + 0 * span, high, False)  # NaN for a list with NaN or infinity
+        return Width(width + 0 * span, high, math.inf)  # NaN for a list with NaN or infinity
     widest = float((span / width).max()) if span.numel() else 0.0
     if not widest < torch.inf:
         check_finite(x, where)
-    return Width(width, span.div_(2).add_(low), widest < _WIDEST)
+    return Width(width, span.div_(2).add_(low), widest)
 
 
 def check_tau(tau: Tensor, x: Tensor) -> Tensor:
@@ -173,10 +177,12 @@ class Comparator:
 
 
 class Sigmoid(Comparator):
-    """The sigmoid σ, with f = σ(1 − σ) and f' = f(1 − 2σ).
+    """The sigmoid σ, with f = σ(1 − σ) and f' = f(1 − 2σ), for any spread.
 
     σ − 1/2 and f' are odd in the difference and f is even, so each pair is visited once: a tile of the n × n pairs
     serves its rows and its columns. Long lists on a CPU go by blocks: see `sodeep._core.sigmoid_blocks`.
+
+    Of lists that are not wide the σ of a pair is a_j / (a_j + a_i), from one exponential an item, not one a pair.
     """
 
     @classmethod
@@ -187,32 +193,42 @@ class Sigmoid(Comparator):
 
     @classmethod
     def rank(cls, x: Tensor, width: Width) -> tuple[Tensor, ...]:
-        (total,) = cls._sums(x, width.tau, lambda s: s.sub_(0.5), -1)
-        return (((x.shape[-1] + 1) / 2 + total).to(x.dtype),)
+        place = exponentials(x, width) if width.narrow(x.dtype) else None
+        (total,) = cls._sums(x, width.tau, place, lambda s: s.sub_(0.5), -1)
+        return ((x.shape[-1] + 1) / 2 + total).to(x.dtype), *(() if place is None else (place,))
 
     @classmethod
     def gradient(cls, g: Tensor, x: Tensor, tau: Tensor, *state: Tensor) -> Tensor:
-        density, smooth = cls._sums(x, tau, lambda s: s.addcmul_(s, s, value=-1), 1, g)
+        place = state[0] if state else None
+        density, smooth = cls._sums(x, tau, place, lambda s: s.addcmul_(s, s, value=-1), 1, g)
         return ((smooth - g * density) / tau).to(g.dtype)
 
     @classmethod
     def curvature(cls, g: Tensor, h: Tensor, x: Tensor, tau: Tensor, *state: Tensor) -> Tensor:
         # by m: Σ_j f'((x_j − x_m) / tau) (g_m − g_j)(h_m − h_j) / tau², the product multiplied out
-        slope, by_g, by_h, by_gh = cls._sums(x, tau, lambda s: s * (1 - s) * (1 - 2 * s), -1, g, h, g * h)
+        place = state[0] if state else None
+        slope, by_g, by_h, by_gh = cls._sums(x, tau, place, lambda s: s * (1 - s) * (1 - 2 * s), -1, g, h, g * h)
         return ((g * h * slope - h * by_g - g * by_h + by_gh) / (tau * tau)).to(x.dtype)
 
     @classmethod
     def _sums(
-        cls, x: Tensor, tau: Tensor, kernel: Callable[[Tensor], Tensor], sign: int, *weights: Tensor
+        cls,
+        x: Tensor,
+        tau: Tensor,
+        place: Tensor | None,
+        kernel: Callable[[Tensor], Tensor],
+        sign: int,
+        *weights: Tensor,
     ) -> list[Tensor]:
         """Σ_j k_ij, then Σ_j k_ij u_j for each u of the weights.
 
-        k_ij = kernel(σ((x_j − x_i) / tau)), which must be odd or even: k_ji = sign · k_ij.
+        k_ij = kernel(σ((x_j − x_i) / tau)), which must be odd or even: k_ji = sign · k_ij. Where `place` is given, it
+        is the `exponentials`.
         """
         if worthwhile(x):
             return block_sums(x, tau, kernel, sign, *weights)
         n = x.shape[-1]
-        lists = x.reshape(-1, n)
+        lists = (x if place is None else place).reshape(-1, n)
         sharpness = (1 / tau).to(x.dtype).clamp(max=torch.finfo(x.dtype).max).reshape(-1, 1, 1)
         columns = [None, *(u.reshape(-1, n) for u in weights)]
         sums = [torch.zeros(lists.shape, dtype=torch.float64, device=x.device) for _ in columns]
@@ -223,13 +239,25 @@ class Sigmoid(Comparator):
             if not memory:  # the first tile is the largest; new memory for each costs as much as the arithmetic
                 memory = [x.new_empty(math.prod(shape)) for _ in range(2)]
             k, room = (flat[: math.prod(shape)].view(shape) for flat in memory)
-            k = kernel(torch.sub(above, here, out=k).mul_(sharpness[some]).sigmoid_())
+            if place is None:
+                torch.sub(above, here, out=k).mul_(sharpness[some]).sigmoid_()
+            else:
+                torch.div(above, torch.add(above, here, out=k), out=k)
+            k = kernel(k)
             for u, total in zip(columns, sums, strict=True):
                 total[some, i] += (k if u is None else torch.mul(k, u[some, None, j], out=room)).sum(-1)
                 if i != j:
                     by_column = (k if u is None else torch.mul(k, u[some, i, None], out=room)).sum(-2)
                     total[some, j].add_(by_column, alpha=sign)
         return [total.reshape(x.shape) for total in sums]
+
+
+def exponentials(x: Tensor, width: Width) -> Tensor:
+    """a_i = exp(x_i / tau) of narrow lists, but for a factor: σ((x_j − x_i) / tau) = a_j / (a_j + a_i).
+
+    Masked items, at minus infinity, have 0: only among themselves is their σ no number.
+    """
+    return (x.double() - width.middle).div_(width.tau).exp_().to(x.dtype)
 
 
 def _tiles(lists: Tensor) -> Iterator[tuple[slice, slice, slice]]:
