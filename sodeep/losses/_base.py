@@ -212,7 +212,7 @@ def loss_function(
             args, kwargs = pad_arguments(names, args, kwargs)  # type: ignore[assignment]
             options = check_options(kwargs)
             if mean_over_lists and not in_closed_form and len(args) <= len(names) and not (args and are_few(args[0])):
-                values = in_chunks(run, {**dict(zip(names, args, strict=False)), **options})
+                values = in_chunks(run, {**defaults, **dict(zip(names, args, strict=False)), **options})
                 if values is not None:
                     reduced = str(options.get("reduction", "mean")), bool(options.get("return_stats"))
                     return reduce_defined(values, ~values.isnan(), values[:, None], *reduced)  # type: ignore[return-value]
