@@ -14,7 +14,7 @@ from sodeep.losses import _per_query, quantized_ap, smooth_ap
 from sodeep.losses.asp import asp_loss
 from sodeep.losses.quantized_ap import fast_ap_loss, quantized_ap_loss
 from sodeep.losses.smooth_ap import recall_at_k_loss, smooth_ap_loss, sup_ap_loss
-from sodeep.ranks import exact_rank
+from sodeep.ranks import exact_rank, sigmoid_rank
 
 # ---------------------------------------------------------------------------------------------------------------------
 # One list at a time, in plain Python, from the formulas
@@ -383,6 +383,29 @@ def test_asp_of_the_appendix_example():
     torch.testing.assert_close(asp_loss(scores, semantic, rank_fn=exact_rank).item(), expected)
     torch.testing.assert_close(asp_loss(scores, semantic).item(), expected)
     torch.testing.assert_close(asp_loss(scores, semantic, semantic_rank_fn=exact_rank).item(), expected)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("shape", [(300, 31), (3, 600)])
+@pytest.mark.parametrize("wide", ["neither", "meaning", "both"])
+def test_asp_is_that_of_its_ranks_by_graph(wide, shape, masked):
+    """Whether its pairs are looked at once or not: lists that span many tau, long ones, chunks, ties, other dtypes."""
+    generator = torch.Generator().manual_seed(0)
+    scores, semantic = (torch.rand(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+    scores, semantic = scores * (100 if wide == "both" else 1), semantic * (1 if wide == "neither" else 100)
+    scores[1], semantic[2] = semantic[1], semantic[2].round(decimals=1)
+    where = torch.rand(shape, generator=generator) < 0.8
+    where[0] = False
+    options = {"where": where} if masked else {}
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
+        x = scores.to(dtype).requires_grad_()
+        value = asp_loss(x, semantic, reduction="none", **options)
+        by_graph = asp_loss(x, semantic, rank_fn=partial(sigmoid_rank, tau=0.01), reduction="none", **options)
+        torch.testing.assert_close(value, by_graph, rtol=0, atol=tolerance, equal_nan=True)
+        (grad,), (want,) = (torch.autograd.grad(v.nan_to_num(2.0).square().sum(), x) for v in (value, by_graph))
+        torch.testing.assert_close(grad, want, rtol=0, atol=tolerance * float(want.abs().max()))
+        if masked:
+            assert not grad[~where].any()
 
 
 def test_asp_compares_a_list_with_itself_only():
