@@ -33,6 +33,12 @@ def by_graph(
     return tuple(next(grads) if x is not None and x.requires_grad else None for x in inputs)
 
 
+def graph_is_kept() -> bool:
+    """Whether the graph of the backward pass that runs may be used again; True where torch cannot say (before 2.6)."""
+    keeps: Callable[[], bool] | None = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return keeps is None or keeps()
+
+
 class _ClosedForm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, value: Tensor, slope: Tensor, plain: Callable[[Tensor], Tensor]) -> Tensor:
@@ -44,6 +50,8 @@ class _ClosedForm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None]:
         scores, slope = ctx.saved_tensors
         if first_derivative(grad):
+            if not graph_is_kept():
+                ctx.plain = None  # and the masks in it, as torch lets go of what it saved
             return slope * grad.unsqueeze(-1), None, None, None
         return by_graph(ctx.plain, [scores], grad)[0], None, None, None
 

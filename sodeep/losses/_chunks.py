@@ -10,12 +10,13 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from sodeep._core.checks import compiling, readable
+from sodeep._core.precision import widened
 
 SMALL = 2**21
 """Scores of a batch that is taken whole: up to here chunks are no faster, and little is to be saved."""
@@ -56,23 +57,43 @@ def in_chunks(run: Callable[..., Any], given: Mapping[str, Any]) -> Tensor | Non
         return None
     rest |= {"reduction": "none", "return_stats": True}
     counts: list[Tensor] = []
+    names = list(tensors)
 
-    def values_of(*rows: Tensor) -> Tensor:
+    def values_of(*rows: Tensor) -> Tensor:  # holds none of the tensors: a graph that was used lets go of them
         values: Tensor
-        values, stats = run(**dict(zip(tensors, rows, strict=True)), **rest)
+        values, stats = run(**dict(zip(names, rows, strict=True)), **rest)
         counts.append(stats.defined)
         return values
 
+    tensors["scores"] = widened(scores)  # a gradient of half precision would be rounded before it is scaled
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a chunk: a warning is of all lists
-        if scores.requires_grad and torch.is_grad_enabled():
-            place = list(tensors).index("scores")
-            values: Tensor = _InChunks.apply(values_of, size, place, *tensors.values())  # type: ignore[no-untyped-call]
-        else:
-            parts = zip(*(torch.split(x, size) for x in tensors.values()), strict=True)
-            values = torch.cat([values_of(*part) for part in parts])
+        try:
+            if scores.requires_grad and torch.is_grad_enabled():
+                place = names.index("scores")
+                values: Tensor = _InChunks.apply(values_of, size, place, *tensors.values())  # type: ignore[no-untyped-call]
+            else:
+                parts = zip(*(torch.split(x, size) for x in tensors.values()), strict=True)
+                values = torch.cat([values_of(*part) for part in parts])
+        except ValueError:  # it names a place in a chunk
+            return None
     defined = int(torch.stack(counts).sum())
     return values if 0 < defined == int((~values.detach().isnan()).sum()) else None
+
+
+def by_list(terms: Callable[..., tuple[Tensor, Tensor]], given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """``terms(**given)``, a value a list (Q,) and whether it is defined (Q,), in chunks where they fit and pay."""
+
+    def run(reduction: str, return_stats: bool, **part: Any) -> tuple[Tensor, _Defined]:
+        values, defined = terms(**part)
+        return values.masked_fill(~defined, torch.nan), _Defined(defined.sum())
+
+    values = None if are_few(given["scores"]) else in_chunks(run, given)
+    return terms(**given) if values is None else (values, ~values.isnan())
+
+
+class _Defined(NamedTuple):
+    defined: Tensor
 
 
 class _InChunks(torch.autograd.Function):

@@ -29,13 +29,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sodeep._core.checks import check_at_least, check_choice, check_number
+from sodeep._core.checks import check_at_least, check_choice, check_number, check_scores
 from sodeep._core.lists import Lists, check_lists, check_target, masked_mean, warn_if_outputs_last
 from sodeep._core.masks import any_of
-from sodeep._core.precision import working_dtype
+from sodeep._core.precision import widened, working_dtype
 from sodeep._core.sort import ordered_floats
 from sodeep.groups import GroupIds
 from sodeep.losses._base import ListStats, Loss, loss_function, reduce_defined, reduce_over_both
+from sodeep.losses._chunks import by_list
 from sodeep.ranks import RankFunction, apply_rank_fn, check_rank_fn, exact_rank
 
 
@@ -63,6 +64,28 @@ def _check_regression(
         x, y, order = (z.masked_fill(~where, 0) for z in (x, y, order))
     n = scores.shape[-1]
     return x.reshape(-1, n), y.reshape(-1, n), order.reshape(-1, n), None if where is None else where.reshape(-1, n)
+
+
+def _rank_errors(scores: Tensor, target: Tensor, where: Tensor | None, rank_fn: RankFunction) -> tuple[Tensor, Tensor]:
+    """The rank term of each list (Q,), and whether its targets have an order."""
+    x, _, order, real = _check_regression(scores, target, where)
+    ranks = apply_rank_fn(rank_fn, x, where=real)
+    if real is None:
+        n: Tensor | int = x.shape[-1]
+        low = high = order
+    else:
+        n = real.sum(-1, keepdim=True).clamp(min=1)
+        low, high = order.masked_fill(~real, torch.inf), order.masked_fill(~real, -torch.inf)
+    error = ((ranks.to(x.dtype) - exact_rank(order, where=real).to(x.dtype)) / n).square()
+    return masked_mean(error, real), low.amin(-1) < high.amax(-1)
+
+
+def _value_errors(scores: Tensor, target: Tensor, where: Tensor | None, value_loss: str) -> tuple[Tensor, Tensor]:
+    """The value term of each list (Q,), and whether it has a real item."""
+    x, y, _, real = _check_regression(scores, target, where)
+    gap = x - y.to(x.dtype)
+    errors = masked_mean(gap.abs() if value_loss == "l1" else gap.square(), real)
+    return errors, torch.ones_like(errors, dtype=torch.bool) if real is None else real.any(-1)
 
 
 @loss_function(
@@ -122,26 +145,17 @@ def spearman_loss(
         >>> spearman_loss(torch.tensor([0.3, 0.1, 0.2]), torch.tensor([1.0, 2.0, 3.0]), rank_fn=exact_rank)
         tensor(0.2222)
     """
-    x, y, order, real = _check_regression(scores, target, where)
+    scores = widened(check_scores(scores))  # once: the gradients of both terms are rounded together
+    lists = {"scores": scores, "target": target, "where": where}
+    rank_errors, ordered = by_list(_rank_errors, {**lists, "rank_fn": rank_fn})
     warn_if_outputs_last(scores, where, "spearman_loss", stacklevel=5)
-    ranks = apply_rank_fn(rank_fn, x, where=real)
-    if real is None:
-        n: Tensor | int = x.shape[-1]
-        low = high = order
-    else:
-        n = real.sum(-1, keepdim=True).clamp(min=1)
-        low, high = order.masked_fill(~real, torch.inf), order.masked_fill(~real, -torch.inf)
-    error = ((ranks.to(x.dtype) - exact_rank(order, where=real).to(x.dtype)) / n).square()
-    needs = "two items with different targets"
-    rank_errors, ordered = masked_mean(error, real), low.amin(-1) < high.amax(-1)
     if value_weight or return_stats:
-        gap = x - y.to(x.dtype)
-        value_errors = masked_mean(gap.abs() if value_loss == "l1" else gap.square(), real)
-        valued = torch.ones_like(ordered) if real is None else real.any(-1)
+        value_errors, valued = by_list(_value_errors, {**lists, "value_loss": value_loss})
         value_term = masked_mean(value_errors, valued)
+    needs = "two items with different targets"
     # alpha, not a product: in torch.func.jacfwd the number would make float64 of float32
     if reduction == "mean":
-        rank_term = reduce_defined(rank_errors, ordered, x, needs=needs, other="target")
+        rank_term = reduce_defined(rank_errors, ordered, scores, needs=needs, other="target")
         loss = rank_term.add(value_term, alpha=value_weight) if value_weight else rank_term
     else:
         rank_term = masked_mean(rank_errors, ordered)
@@ -151,7 +165,7 @@ def spearman_loss(
         loss = reduce_defined(values, defined, scores, reduction, needs=needs, other="target")
     if not return_stats:
         return loss
-    return loss, SpearmanStats(len(x), ordered.sum(), rank_term.detach(), value_term.detach())
+    return loss, SpearmanStats(ordered.numel(), ordered.sum(), rank_term.detach(), value_term.detach())
 
 
 class SpearmanLoss(Loss[SpearmanStats]):

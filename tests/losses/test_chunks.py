@@ -1,7 +1,9 @@
 """Losses of many lists, taken some at a time, are those of all lists at once."""
 
 import functools
+import gc
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -30,12 +32,13 @@ LOSSES = {
     "lifted_structure": (losses.lifted_structure_loss, {}),
     "softmax": (losses.softmax_loss, {}),
     "lambda_rank": (losses.lambda_rank_loss, {}),
+    "spearman": (losses.spearman_loss, RANKED),
     "straight_through": (losses.map_loss, {"rank_fn": straight_through(sigmoid_rank)}),
 }
 
 
-def lists(q=7, n=9):
-    generator = torch.Generator().manual_seed(0)
+def lists(q=7, n=9, seed=0):
+    generator = torch.Generator().manual_seed(seed)
     scores = torch.randn(q, n, generator=generator, dtype=F64)
     relevant = torch.rand(q, n, generator=generator) < 0.4
     where = torch.rand(q, n, generator=generator) < 0.8
@@ -60,6 +63,7 @@ def chunks(monkeypatch):
     monkeypatch.setattr(_chunks, "SMALL_RANKED", 0)
     monkeypatch.setattr(_chunks, "chunk_elements", lambda device: 18)
     monkeypatch.setattr(losses._base, "in_chunks", watched)
+    monkeypatch.setattr(_chunks, "in_chunks", watched)
     return seen
 
 
@@ -78,7 +82,7 @@ def test_values_gradients_and_stats_are_those_of_the_whole(name, masked, reducti
     scores, relevant, where = lists()
     given = {**options, "reduction": reduction, **({"where": where} if masked else {})}
     found = outcome(function, scores, relevant, **given)
-    assert chunks == [2, 2, 2, 1]
+    assert chunks[:4] == [2, 2, 2, 1]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_chunks, "SMALL", 2**40)
         patch.setattr(_chunks, "SMALL_RANKED", 2**40)
@@ -117,6 +121,25 @@ def test_a_graph_may_be_used_twice(chunks):
     assert torch.equal(first, again)
 
 
+@pytest.mark.skipif(not hasattr(torch._C._autograd, "_get_current_graph_task_keep_graph"), reason="torch before 2.6")
+@pytest.mark.parametrize("name", ["map", "asp", "nt_xent", "multi_similarity", "lifted_structure"])
+@pytest.mark.parametrize("in_parts", [True, False])
+def test_a_graph_that_was_used_lets_go_of_the_target(name, in_parts, request):
+    if in_parts:
+        request.getfixturevalue("chunks")
+    function, options = LOSSES[name]
+    scores, relevant, _ = lists()
+    target = relevant.double() if name == "asp" else relevant
+    del relevant
+    alive = weakref.ref(target)
+    value = function(scores.requires_grad_(), target, **options)
+    del target
+    first, again = (torch.autograd.grad(value, scores, retain_graph=keep)[0] for keep in (True, False))
+    assert torch.equal(first, again)
+    gc.collect()
+    assert alive() is None
+
+
 class Learned(nn.Module):
     """A rank function with a weight that is trained."""
 
@@ -136,9 +159,10 @@ def test_what_is_trained_keeps_its_gradient(chunks):
         return learned(x)
 
     for rank_fn in (learned, in_a_closure, functools.partial(in_a_closure), straight_through(learned)):
-        learned.width.grad = None
-        losses.map_loss(scores, relevant, rank_fn=rank_fn).backward()
-        assert learned.width.grad.abs() > 0
+        for loss in (losses.map_loss, losses.spearman_loss):
+            learned.width.grad = None
+            loss(scores, relevant, rank_fn=rank_fn).backward()
+            assert learned.width.grad.abs() > 0
     assert chunks == []
 
 
@@ -155,8 +179,52 @@ def test_no_defined_list_warns_as_ever(chunks):
 def test_errors_are_those_of_the_loss(chunks):
     scores, relevant, _ = lists()
     scores[5, 2] = torch.nan
-    with pytest.raises(ValueError, match=r"^`scores` must be finite, got "):
+    message = r"^`scores` must be finite, got 1 NaN or infinite of 63 values, the first \(nan\) at index \(5, 2\)\."
+    with pytest.raises(ValueError, match=message):
         losses.nt_xent_loss(scores, relevant)
+
+
+@pytest.mark.parametrize("value_weight", [0.0, 0.3])
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_spearman(value_weight, whole, reduction, chunks):
+    """Both terms: lists of equal targets have a value alone, and those without a real item nothing."""
+    scores, target, where = lists()[0], lists(seed=1)[0], lists()[2]
+    target = target.mul(2).round()
+    target[3], where[5] = 1.0, False
+    target = target.long() if whole else target
+    given = {**RANKED, "value_weight": value_weight, "where": where, "reduction": reduction}
+    leaf = scores.clone().requires_grad_()
+
+    def found():
+        value, stats = losses.spearman_loss(leaf, target, return_stats=True, **given)
+        (grad,) = torch.autograd.grad(value.nan_to_num(2.0).square().sum(), leaf)
+        return value.detach(), grad, *stats
+
+    in_parts = found()
+    assert chunks == [2, 2, 2, 1] * 2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_chunks, "SMALL", 2**40)
+        patch.setattr(_chunks, "SMALL_RANKED", 2**40)
+        torch.testing.assert_close(in_parts, found(), rtol=1e-12, atol=1e-14, equal_nan=True)
+    assert len(chunks) == 8
+
+
+def test_spearman_has_second_derivatives(chunks):
+    leaf, (target, _, where) = lists()[0].requires_grad_(), lists(seed=1)
+    given = {"rank_fn": functools.partial(sigmoid_rank, tau=0.5), "value_weight": 0.1, "value_loss": "mse"}
+    assert torch.autograd.gradgradcheck(lambda x: losses.spearman_loss(x, target, where=where, **given), leaf)
+    assert chunks
+
+
+def test_half_precision_rounds_the_gradient_once(chunks):
+    """A scaled loss, as under a GradScaler, of scores whose gradients float16 cannot hold unscaled."""
+    scores, target = (lists(seed=seed)[0].half() for seed in (0, 1))
+    leaf, wide = scores.clone().requires_grad_(), scores.float().requires_grad_()
+    for x in (leaf, wide):
+        (losses.spearman_loss(x, target, rank_fn=functools.partial(laplace_rank, tau=1e4)) * 2**20).backward()
+    assert chunks[-1] == 1
+    torch.testing.assert_close(leaf.grad, wide.grad.half())
 
 
 @pytest.mark.parametrize("name", ["map", "nt_xent", "multi_similarity", "triplet"])
@@ -179,6 +247,9 @@ BOUNDS = {  # how many times the memory of the scores a step may take, the incom
     "triplet": (losses.triplet_loss, {}, 2.5),
     "map": (losses.map_loss, {"rank_fn": laplace_rank}, 2.5),
     "recall": (losses.recall_loss, {"rank_fn": laplace_rank, "hardest": 64}, 2.5),
+    "spearman": (losses.spearman_loss, {"rank_fn": laplace_rank}, 2.5),
+    "spearman and values": (losses.spearman_loss, {"rank_fn": laplace_rank, "value_weight": 0.1}, 4.5),
+    "asp": (losses.asp_loss, {}, 4.0),  # and a chunk, which takes 16 MB
 }
 
 
