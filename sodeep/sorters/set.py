@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from sodeep._core.checks import check_at_least, check_choice, check_number, check_positive, describe
+from sodeep._core.checks import check_at_least, check_choice, check_number, check_positive, describe, readable
 from sodeep._core.lists import masked_mean
 from sodeep.sorters.base import Recipe, Sorter, check_count
 
@@ -139,7 +139,7 @@ class SetSorter(Sorter):
     def network(self, x: Tensor, where: Tensor | None = None) -> Tensor:
         """See `Sorter.network`."""
         values, count, location = self._values(x, where)
-        if not self.separate_gradient:
+        if not self.separate_gradient or (readable(x) and not _has_graph(x)):
             return values
         smooth = smooth_rank(x, where, count, location, self.width)
         ranks: Tensor = values - (smooth - smooth.detach())
@@ -239,7 +239,13 @@ def smooth_rank(x: Tensor, where: Tensor | None, count: Tensor, location: Tensor
 def fourier(y: Tensor, where: Tensor | None, count: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
     """Waves of each item (B, 2 K, n), cosines first, and their means over the list (B, 2 K)."""
     angles = frequencies.unsqueeze(-1) * y.unsqueeze(-2)
-    waves = torch.cat([angles.cos(), angles.sin()], -2)
+    if readable(angles) and not _has_graph(angles):  # joined, they would be written twice
+        waves = angles.new_empty(*angles.shape[:-2], 2, *angles.shape[-2:])
+        torch.cos(angles, out=waves.select(-3, 0))
+        torch.sin(angles, out=waves.select(-3, 1))
+        waves = waves.flatten(-3, -2)
+    else:
+        waves = torch.cat([angles.cos(), angles.sin()], -2)
     return waves, waves.mean(-1) if where is None else (waves @ where.to(y.dtype).unsqueeze(-1)).squeeze(-1) / count
 
 
@@ -248,6 +254,10 @@ def read(waves: Tensor, summary: Tensor, weight: Tensor, where: Tensor | None) -
     cos, sin = summary.chunk(2, -1)
     reading = (torch.cat([-weight * sin, weight * cos], -1).unsqueeze(-2) @ waves).squeeze(-2)
     return reading - masked_mean(reading, where, keepdim=True)
+
+
+def _has_graph(x: Tensor) -> bool:
+    return x.requires_grad and torch.is_grad_enabled()
 
 
 def _check_width(width: float) -> float:
