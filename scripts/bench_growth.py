@@ -29,8 +29,6 @@ from sodeep._core.live_tensors import LiveTensors
 GROWING = ("smooth-ap", "quantized-ap", "nt-xent", "multi-similarity", "triplet-hard", "contrastive")
 SIZES = (256, 512, 1024, 2048, 4096)
 ITEMS = (1_000, 10_000, 100_000, 1_000_000)
-LONGEST = {"sigmoid_rank": 100_000}
-"""Rank function -> the longest list that it is measured on."""
 
 
 def exponent(sizes: Sequence[int], values: Sequence[float]) -> float:
@@ -79,11 +77,9 @@ def of_rank(name: str, sizes: Sequence[int], rounds: int) -> tuple[list[float], 
     return times, memory
 
 
-def row(name: str, unit: str, sizes: Sequence[int], values: Sequence[float], columns: Sequence[int]) -> str:
+def row(name: str, unit: str, sizes: Sequence[int], values: Sequence[float]) -> str:
     """A line of the table."""
-    known = dict(zip(sizes, values, strict=True))
-    cells = [f"{known[size]:.3g}" if size in known else "" for size in columns]
-    return f"| {name} | {unit} | {' | '.join(cells)} | {exponent(sizes, values):.2f} |"
+    return f"| {name} | {unit} | {' | '.join(f'{value:.3g}' for value in values)} | {exponent(sizes, values):.2f} |"
 
 
 @click.command(help=__doc__.split("\n\n")[0])
@@ -100,10 +96,9 @@ def main(losses: tuple[str, ...], sizes: tuple[int, ...], items: tuple[int, ...]
         click.echo(f"\n| {head} | | {' | '.join(f'{size:,}' for size in columns)} | exponent |")
         click.echo("|---|---|" + "---:|" * (len(columns) + 1))
         for name in losses if columns is sizes else ("laplace_rank", "set", "sigmoid_rank"):
-            some = [size for size in columns if size <= LONGEST.get(name, size)]
-            measured = of_loss(name, some, rounds) if columns is sizes else of_rank(name, some, rounds)
+            measured = of_loss(name, columns, rounds) if columns is sizes else of_rank(name, columns, rounds)
             for unit, values in zip(("ms", "MB"), measured, strict=True):
-                click.echo(row(name, unit, some, values, columns))
+                click.echo(row(name, unit, columns, values))
 
 
 if __name__ == "__main__":

@@ -164,7 +164,7 @@ def test_growth_is_the_slope_of_the_last_three_points():
 
     assert script.exponent([1, 10, 100, 1000], [5, 1, 100, 10000]) == pytest.approx(2)
     assert script.exponent([2, 8], [3, 6]) == pytest.approx(0.5)
-    assert script.row("a", "ms", [10, 20], [1.0, 2.0], [10, 20, 30]) == "| a | ms | 1 | 2 |  | 1.00 |"
+    assert script.row("a", "ms", [10, 20], [1.0, 2.0]) == "| a | ms | 1 | 2 | 1.00 |"
 
 
 def test_memory_of_ranks_grows_with_the_list():
