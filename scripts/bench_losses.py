@@ -184,8 +184,8 @@ def ours_asp(labels: Tensor) -> Criterion:
     from sodeep.losses.asp import asp_loss
 
     B = len(labels)
-    other = ~torch.eye(B, dtype=torch.bool)
-    meaning = torch.linspace(0, 1, B * B).view(B, B).t().cos()[other].view(B, B - 1)
+    other = ~torch.eye(B, dtype=torch.bool, device=labels.device)
+    meaning = torch.linspace(0, 1, B * B, device=labels.device).view(B, B).t().cos()[other].view(B, B - 1)
 
     def loss(x: Tensor) -> Tensor:
         x = torch.nn.functional.normalize(x, dim=1)
