@@ -451,7 +451,7 @@ def _warn_if_ascending(rank_fn: RankFunction, ranks: Tensor, scores: Tensor) -> 
         warnings.warn(
             f"`rank_fn` {describe(rank_fn)} gives low ranks to low scores; here rank 1 is the highest score. Losses "
             "would learn the reverse order. Turn the sign: lambda scores: rank_fn(-scores).",
-            stacklevel=6,  # the caller of a loss: this, apply_rank_fn, the loss and its two wrappers are in between
+            stacklevel=7,  # the caller of a loss: this, apply_rank_fn, the loss and its three wrappers are in between
         )
 
 

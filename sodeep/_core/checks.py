@@ -6,17 +6,23 @@ TypeError is for the wrong kind of object or dtype, ValueError for a wrong shape
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 import numbers
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+
+from sodeep._core.precision import wide_dtype
 
 
 def describe(value: object) -> str:
@@ -42,8 +48,8 @@ def in_forward_mode() -> bool:
     return not torch.compiler.is_compiling() and forward_ad._current_level >= 0
 
 
-def readable(x: Tensor) -> bool:
-    """Whether values of `x` may be read now: not under torch.compile, in torch.func transforms or in forward mode.
+def untransformed(x: Tensor) -> bool:
+    """Whether what is done to `x` is done at once, as it comes: not under torch.compile or torch.func.
 
     Inside a transform `x` itself may be an ordinary tensor while another argument (its mask, say) is not. Forward mode
     takes the same code paths, which consist of operations that torch can differentiate.
@@ -54,6 +60,95 @@ def readable(x: Tensor) -> bool:
         or forward_ad._current_level >= 0
         or x.is_meta
     )
+
+
+def capturing(x: Tensor) -> bool:
+    """True while a CUDA graph is captured: work is written down for later, and there are no values yet."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def readable(x: Tensor) -> bool:
+    """Whether values of `x` may be read now."""
+    return untransformed(x) and not capturing(x)
+
+
+P = ParamSpec("P")
+
+R = TypeVar("R")
+
+_Judge = Callable[[float], None]
+"""Raises an error if a number is not what it must be."""
+
+_put_off: ContextVar[list[tuple[Tensor, _Judge]] | None] = ContextVar("put_off", default=None)
+"""Numbers of a device that wait to be read; None where none may wait."""
+
+
+def on_device(x: object) -> bool:
+    """Whether values of `x` may be read, and to read one the host waits for a GPU.
+
+    It waits until all is done that the GPU was given, and gives it nothing meanwhile.
+    """
+    return isinstance(x, Tensor) and not x.is_cpu and readable(x)
+
+
+@contextlib.contextmanager
+def one_read() -> Iterator[None]:
+    """What is asked of values on a device inside waits for the next `read_number`, or for the end."""
+    if _put_off.get() is not None:
+        yield
+        return
+    token = _put_off.set([])
+    try:
+        yield
+        settle()
+    except Exception:
+        settle()  # an error that follows from a wrong value is told by that value
+        raise
+    finally:
+        _put_off.reset(token)
+
+
+def ask(number: Tensor, judge: _Judge) -> None:
+    """Read a number and `judge` it: at once, or in `one_read` with others."""
+    waiting = _put_off.get()
+    if waiting is None or number.is_cpu:
+        judge(number.item())
+    else:
+        waiting.append((number, judge))
+
+
+def read_number(number: Tensor) -> float:
+    """The number; and whatever waits is judged with it."""
+    waiting = _put_off.get()
+    if not waiting or number.is_cpu:
+        return number.item()
+    numbers, judges = zip(*waiting, strict=True)
+    waiting.clear()
+    # without float64, on MPS, whole numbers above 2^24 are rounded
+    values = torch.stack([x.to(wide_dtype(x)) for x in (number, *numbers)]).tolist()
+    for value, judge in zip(values[1:], judges, strict=True):
+        judge(value)
+    return float(values[0])
+
+
+def in_one_read(forward: Callable[P, R]) -> Callable[P, R]:
+    """Decorator of a Module's ``forward(self, x, ...)``: `one_read`, where `x` is on a device."""
+
+    @functools.wraps(forward)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        if len(args) > 1 and on_device(args[1]):
+            with one_read():
+                return forward(*args, **kwargs)
+        return forward(*args, **kwargs)
+
+    return wrapper
+
+
+def settle() -> None:
+    """Judge what waits in `one_read`."""
+    if waiting := _put_off.get():
+        number, judge = waiting.pop()
+        judge(read_number(number))
 
 
 def ordinary(x: Tensor) -> Tensor:
@@ -139,7 +234,12 @@ def check_finite(
 
     Reads the values, so it is skipped under torch.compile and torch.func, where NaN in gives NaN out.
     """
-    if not readable(x) or math.isfinite(x.detach().sum().item()):  # a finite sum has finite terms: one quick pass
+    if readable(x):
+        ask(x.detach().sum(), partial(_judge_finite, x, where, name, remedy))
+
+
+def _judge_finite(x: Tensor, where: Tensor | None, name: str, remedy: str, total: float) -> None:
+    if math.isfinite(total):  # a finite sum has finite terms: one quick pass
         return
     bad = ~torch.isfinite(x)
     if where is not None:

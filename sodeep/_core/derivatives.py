@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sodeep._core.checks import readable
+from sodeep._core.checks import untransformed
 
 
 def first_derivative(grad: Tensor) -> bool:
     """Whether a backward pass is an ordinary one: no second derivative is wanted, and no batch of gradients."""
     batch = torch._C._functorch.is_legacy_batchedtensor(grad)  # of `is_grads_batched=True`, which is no transform
-    return not torch.is_grad_enabled() and readable(grad) and not batch
+    return not torch.is_grad_enabled() and untransformed(grad) and not batch
 
 
 def by_graph(
@@ -69,7 +69,7 @@ def closed_form(
             It is called on scores without a graph whose values can be read.
         plain: the values by operations that torch differentiates.
     """
-    if readable(scores) and scores.requires_grad and torch.is_grad_enabled():
+    if untransformed(scores) and scores.requires_grad and torch.is_grad_enabled():
         found = with_slope(scores.detach())
         if found is not None:
             value: Tensor = _ClosedForm.apply(scores, *found, plain)  # type: ignore[no-untyped-call]

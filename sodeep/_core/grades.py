@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sodeep._core.checks import check_choice, readable
+from sodeep._core.checks import ask, check_choice, readable
 from sodeep._core.lists import check_target
 from sodeep._core.precision import working_dtype
 
@@ -35,11 +35,16 @@ def check_grades(
     x, y = scores.to(working_dtype(scores)), values.to(working_dtype(values)).detach()
     if where is not None:
         x, y = x.masked_fill(~where, 0), y.masked_fill(~where, max(low, 0))
-    if low > -math.inf and readable(y) and y.numel() and (least := float(y.amin())) < low:
-        raise ValueError(
-            f"`{name}` must be at least {low:g}, got a smallest value of {least:g}. "
-            "Mask such items out with where=, or shift all values up."
-        )
+
+    def judge(least: float) -> None:
+        if least < low:
+            raise ValueError(
+                f"`{name}` must be at least {low:g}, got a smallest value of {least:g}. "
+                "Mask such items out with where=, or shift all values up."
+            )
+
+    if low > -math.inf and readable(y) and y.numel():
+        ask(y.amin(), judge)
     real = torch.ones_like(scores, dtype=torch.bool) if where is None else where
     n = scores.shape[-1]
     return GradedLists(x.reshape(-1, n), y.reshape(-1, n), real.reshape(-1, n))

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sodeep._core.checks import describe, is_whole, readable
+from sodeep._core.checks import ask, describe, is_whole, readable
 
 
 def label_tensor(labels: Any, name: str = "labels") -> Tensor:
@@ -121,19 +121,29 @@ def as_labels(values: Tensor, name: str = "labels", rows: int | None = None, row
             f"got shape {tuple(values.shape)} and dtype {str(values.dtype).removeprefix('torch.')}."
         )
     if values.ndim == 2:
-        if readable(values) and not bool(((values == 0) | (values == 1)).all()):
-            raise ValueError(
-                f"`{name}` with two axes must be multi-hot (0 and 1 only), got {describe(values)} with other values. "
-                "One label a row goes in shape (n,)."
-            )
+
+        def judge(binary: float) -> None:
+            if not binary:
+                raise ValueError(
+                    f"`{name}` with two axes must be multi-hot (0 and 1 only), got {describe(values)} with other "
+                    "values. One label a row goes in shape (n,)."
+                )
+
+        if readable(values):
+            ask(((values == 0) | (values == 1)).all(), judge)
         return (values != 0).long()
     if values.is_floating_point():
         nan = values.isnan()
-        if readable(values) and bool(nan.any()):
-            raise ValueError(
-                f"`{name}` must not be NaN, got {int(nan.sum())} NaN of {values.numel()} labels, "
-                f"the first at index {int(nan.nonzero()[0])}. NaN equals nothing, not even itself: drop those rows."
-            )
+
+        def judge_nan(count: float) -> None:
+            if count:
+                raise ValueError(
+                    f"`{name}` must not be NaN, got {int(count)} NaN of {values.numel()} labels, "
+                    f"the first at index {int(nan.nonzero()[0])}. NaN equals nothing, not even itself: drop those rows."
+                )
+
+        if readable(values):
+            ask(nan.sum(), judge_nan)
         return values
     return values.long()
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sodeep._core.checks import (
+    ask,
     check_device,
     check_finite,
     check_same_shape,
@@ -42,11 +43,18 @@ def as_relevance(relevant: object, scores: Tensor, name: str = "relevant") -> Te
     check_device(relevant, scores, name, "scores")
     if relevant.dtype == torch.bool:
         return ordinary(relevant)
-    if relevant.is_complex() or (readable(relevant) and not bool(((relevant == 0) | (relevant == 1)).all())):
-        raise ValueError(
-            f"`{name}` must be boolean (or all 0 and 1), got dtype {str(relevant.dtype).removeprefix('torch.')} "
-            f"with other values. Say what counts as relevant, for example {name} > 0."
-        )
+
+    def judge(binary: float) -> None:
+        if not binary:
+            raise ValueError(
+                f"`{name}` must be boolean (or all 0 and 1), got dtype {str(relevant.dtype).removeprefix('torch.')} "
+                f"with other values. Say what counts as relevant, for example {name} > 0."
+            )
+
+    if relevant.is_complex():
+        judge(False)
+    if readable(relevant):
+        ask(((relevant == 0) | (relevant == 1)).all(), judge)
     return relevant != 0
 
 

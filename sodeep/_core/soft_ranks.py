@@ -17,7 +17,17 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
-from sodeep._core.checks import check_device, check_finite, check_positive, compiling, describe, ordinary, readable
+from sodeep._core.checks import (
+    check_device,
+    check_finite,
+    check_positive,
+    compiling,
+    describe,
+    ordinary,
+    read_number,
+    readable,
+    untransformed,
+)
 from sodeep._core.sigmoid_blocks import block_sums, worthwhile
 from sodeep._core.sort import ascending
 
@@ -75,7 +85,7 @@ def measure(
         width = torch.full_like(span, check_positive(tau, "tau"))
     if not readable(x):
         return Width(width + 0 * span, high, math.inf)  # NaN for a list with NaN or infinity
-    widest = float((span / width).max()) if span.numel() else 0.0
+    widest = read_number((span / width).max()) if span.numel() else 0.0
     if not widest < torch.inf:
         check_finite(x, where)
     return Width(width, span.div_(2).add_(low), widest)
@@ -99,7 +109,7 @@ def check_tau(tau: Tensor, x: Tensor) -> Tensor:
 
 def soft_rank(pairs: type[Comparator], x: Tensor, width: Width, where: Tensor | None) -> Tensor:
     """Soft ranks by the comparator `pairs`: 1/2 + Σ_j F((s_j − s_i) / tau), where j = i adds the missing half."""
-    if not readable(x):
+    if not untransformed(x):
         return clear(pairs.traced(sink(x, where), width.tau), where)
     ranks: Tensor = _SoftRank.apply(x, where, width, pairs)  # type: ignore[no-untyped-call]
     return ranks

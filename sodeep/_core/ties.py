@@ -46,6 +46,8 @@ def copies_of(rows: Tensor) -> tuple[Tensor, Tensor] | None:
         if differ:
             return None
     some = _shared(rows[:, 0])
+    if len(some) == 0:
+        return None
     some = some[_shared(rows[some].amax(-1))]  # exact in any order, and rarely one number for two rows
     if len(some) == 0:
         return None

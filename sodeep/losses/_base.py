@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, ParamSpec, 
 import torch
 from torch import Tensor, nn
 
-from sodeep._core.checks import check_choice, describe, readable
+from sodeep._core.checks import check_choice, describe, on_device, one_read, read_number, readable
 from sodeep._core.lists import Lists, masked_mean, one_item_hint
 from sodeep._core.masks import any_of
 from sodeep._core.precision import full_precision
@@ -139,22 +139,23 @@ def reduce_defined(
         needs: what a list needs to be defined, for the warning.
         other: the argument beside `scores`, for the warning.
     """
-    # of all lists, as nearly always: one operation in place of six
-    of_all = readable(defined) and defined.numel() > 0 and bool(defined.all())
+    count = torch.count_nonzero(defined) if readable(defined) else defined.sum()
+    number = read_number(count) if readable(count) else None
     if reduction == "mean":
-        loss = values.mean() if of_all else masked_mean(values, defined)
+        # of all lists, as nearly always: one operation in place of six
+        loss = values.mean() if number and number == defined.numel() else masked_mean(values, defined)
     else:
         loss = values.masked_fill(~defined, torch.nan).view(scores.shape[:-1])
     if not values.requires_grad:
         loss = loss + scores.flatten()[:0].sum()  # zero terms: 0 * scores would be NaN where a masked score is
-    if not of_all and readable(defined) and not bool(defined.any()):
+    if number == 0:
         outcome = "the loss is a constant 0 for this batch" if reduction == "mean" else "every value is NaN"
         warnings.warn(
             f"0 of {defined.numel()} lists have {needs}{one_item_hint(scores, other)}: {outcome}.",
             UndefinedListWarning,
-            stacklevel=5,  # the caller of the loss: this, the loss and its two wrappers are in between
+            stacklevel=6,  # the caller of the loss: this, the loss and its three wrappers are in between
         )
-    return (loss, ListStats(defined.numel(), defined.sum())) if return_stats else loss
+    return (loss, ListStats(defined.numel(), count)) if return_stats else loss
 
 
 def reduce_over_both(
@@ -211,6 +212,12 @@ def loss_function(
                     raise TypeError(_no_weights(name, function.__name__, "weight" in takes, checks["reduction"]))
             args, kwargs = pad_arguments(names, args, kwargs)  # type: ignore[assignment]
             options = check_options(kwargs)
+            if args and on_device(args[0]):
+                with one_read():
+                    return value_of(args, options)
+            return value_of(args, options)
+
+        def value_of(args: tuple[Any, ...], options: dict[str, Any]) -> Tensor | tuple[Tensor, Stats]:
             if mean_over_lists and not in_closed_form and len(args) <= len(names) and not (args and are_few(args[0])):
                 values = in_chunks(run, {**defaults, **dict(zip(names, args, strict=False)), **options})
                 if values is not None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, softplus
 
-from sodeep._core.checks import traces_no_gradient
+from sodeep._core.checks import capturing, traces_no_gradient
 from sodeep._core.sort import ascending, runs
 from sodeep.losses._per_query import apply_operator, one_node
 
@@ -137,7 +137,7 @@ class _Ranked:
         size = end - begin
         self.kind = kind
         self.cut = k < n
-        self.ties = bool(((size > 1) & ~masked.gather(1, order)).any())
+        self.ties = capturing(scores) or bool(((size > 1) & ~masked.gather(1, order)).any())
 
         def mean(of_place: Tensor) -> Tensor:
             until = pad(of_place.cumsum(-1), (1, 0))

@@ -5,13 +5,14 @@ No graph is stored, so memory is that of the scores. `smooth_ap` and `quantized_
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sodeep._core.checks import compiling, in_forward_mode, readable, traces_no_gradient
+from sodeep._core.checks import capturing, compiling, in_forward_mode, traces_no_gradient, untransformed
 from sodeep._core.lists import Lists
 from sodeep.losses._chunks import chunk_elements as chunk_elements
 
@@ -85,7 +86,7 @@ class _PerQueryAlone(torch.autograd.Function):
 
 def apply_operator(operator: Operator, scores: Tensor, positive: Tensor, *options: Any) -> Any:
     function: type[torch.autograd.Function] = _PerQuery
-    if readable(scores):
+    if untransformed(scores):
         # the node is for graphs, and to be called it takes as long as a loss of a small batch
         function, operator = _PerQueryAlone, getattr(operator, "_init_fn", operator)
     elif in_forward_mode():
@@ -93,17 +94,36 @@ def apply_operator(operator: Operator, scores: Tensor, positive: Tensor, *option
     return function.apply(operator, scores, positive, *options)  # type: ignore[no-untyped-call]
 
 
-def one_node(options: str) -> Callable[[Operator], Operator]:
-    """An operator as one node of a compiled graph: the number of relevant items depends on the data."""
+def check_not_captured(x: Tensor) -> None:
+    """Called by an operator before it reads how many items are relevant."""
+    if capturing(x):
+        raise RuntimeError(
+            "This loss cannot be captured in a CUDA graph: how much it computes depends on how many items are "
+            "relevant. Capture the model alone, or take another loss of average precision: quantized_ap_loss."
+        )
+
+
+def one_node(options: str, counts: bool = False) -> Callable[[Operator], Operator]:
+    """An operator as one node of a compiled graph.
+
+    Args:
+        options: the schema of its options.
+        counts: whether it reads how many items are relevant, so that no CUDA graph may hold it.
+    """
 
     def register(operator: Operator) -> Operator:
         name = f"sodeep::{operator.__name__.lstrip('_')}"
         schema = f"(Tensor scores, Tensor positive, {options}) -> (Tensor, Tensor)"
-        node = torch.library.custom_op(name, operator, mutates_args=(), schema=schema)
+        tags = {"tags": (torch.Tag.cudagraph_unsafe,)} if counts and _HAS_TAGS else {}
+        node = torch.library.custom_op(name, operator, mutates_args=(), schema=schema, **tags)
         node.register_fake(lambda scores, *_: (scores.new_empty(scores.shape[0]), torch.empty_like(scores)))
         return node
 
     return register
+
+
+_HAS_TAGS = "tags" in inspect.signature(torch.library.custom_op).parameters
+"""Without them, as in older versions of torch, ``mode="reduce-overhead"`` of torch.compile captures all operators."""
 
 
 def per_query(operator: Operator, lists: Lists, *options: Any) -> Tensor:

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sodeep._core.checks import check_choice, check_number, check_positive, compiling, readable
+from sodeep._core.checks import check_choice, check_number, check_positive, compiling, read_number, readable
 from sodeep._core.lists import Lists, check_lists, masked_mean
 from sodeep._core.masks import any_of, as_bytes, filled
 from sodeep.groups import GroupIds
@@ -109,7 +109,9 @@ def _active_triplets(lists: Lists, margin: float, semihard: bool) -> tuple[Tenso
     """
     s, positive = lists.scores.detach().contiguous(), lists.positive  # searchsorted warns otherwise
     marked = torch.where(positive, s, float("inf"))
-    most = int(as_bytes(positive).sum(-1, dtype=torch.int32).max()) if len(s) and readable(s) else s.shape[-1]
+    most = s.shape[-1]
+    if len(s) and readable(s):
+        most = int(read_number(as_bytes(positive).sum(-1, dtype=torch.int32).max()))
     if not compiling() and most <= FEW_POSITIVES:  # a compiled graph would be for this number only
         rising, order = marked.topk(most, largest=False)
         above = s + margin

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sodeep._core.checks import describe
+from sodeep._core.checks import describe, in_one_read
 from sodeep._core.precision import full_precision
 from sodeep.distributed import gather_with_place
 from sodeep.losses._on_embeddings import OnEmbeddings, check_mask, zero_masked
@@ -72,6 +72,7 @@ class CrossModalLoss(OnEmbeddings):
     ) -> None:
         super().__init__(loss, similarity, gather, scale)
 
+    @in_one_read
     def forward(
         self, queries: Tensor, gallery: Tensor, relevant: Any = None, *, where: Tensor | None = None, **options: Any
     ) -> Any:

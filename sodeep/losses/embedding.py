@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sodeep._core.checks import describe, readable
+from sodeep._core.checks import describe, in_one_read, readable, settle
 from sodeep._core.labels import as_labels, label_tensor, same_label
 from sodeep.distributed import gather, gather_with_place
 from sodeep.losses._on_embeddings import OnEmbeddings, check_mask, zero_masked
@@ -255,6 +255,7 @@ class EmbeddingLoss(OnEmbeddings):
             )
         self.memory = memory
 
+    @in_one_read
     def forward(
         self,
         embeddings: Tensor,
@@ -326,6 +327,7 @@ class EmbeddingLoss(OnEmbeddings):
         value_of = self._shared_value if self._is_shared_out() else self._value
         value = value_of(self._scaled(scores), relevant, pairs, options)
         if memory is not None:
+            settle()  # before it holds them
             memory.add_checked(*references.kept())
         return value
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sodeep._core.checks import check_at_least, check_number, describe, readable
+from sodeep._core.checks import check_at_least, check_number, describe, untransformed
 from sodeep._core.derivatives import by_graph, first_derivative
 from sodeep._core.lists import check_lists
 from sodeep.groups import GroupIds
@@ -152,7 +152,7 @@ def histogram_loss(
     lists = check_lists(scores, relevant, where)
     s, positive, negative, _ = lists
     nodes = _Nodes(num_bins, low, num_bins / (high - low))
-    if readable(s):
+    if untransformed(s):
         pos, neg = _Histograms.apply(s, positive, negative, nodes)  # type: ignore[no-untyped-call]
     else:
         pos, neg = nodes.histograms(s, positive, negative)

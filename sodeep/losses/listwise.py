@@ -258,7 +258,7 @@ def _from_top(scores: Tensor, real: Tensor) -> Tensor:
 
 def _log_sums_to_end(s: Tensor, here: Tensor) -> Tensor:
     """The logarithm of the sum of exp(s) from each place (Q, N) to the last; anything where there is no item."""
-    if readable(s) and bool(((s.detach() > _DEEPEST) | ~here).all()):  # plain sums stay inside float64
+    if s.is_cpu and readable(s) and bool(((s.detach() > _DEEPEST) | ~here).all()):  # plain sums stay inside float64
         sums = s.double().exp().masked_fill(~here, 0).flip(-1).cumsum(-1).flip(-1)
         return sums.masked_fill(~here, 1).log().to(s.dtype)
     return s.flip(-1).logcumsumexp(-1).flip(-1)

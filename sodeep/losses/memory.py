@@ -150,7 +150,7 @@ class EmbeddingMemory(nn.Module):
     def add_checked(self, embeddings: Tensor, labels: Tensor, ids: Tensor | None) -> None:
         """`update` with arguments that are checked already."""
         if ids is None:
-            ids = torch.full((len(embeddings),), NO_ID)
+            ids = torch.full((len(embeddings),), NO_ID, device=self.ids.device)
         self.seen.masked_fill_(self.seal != _checksum(self.seen), 0)
         skip = max(len(embeddings) - self.size, 0)
         places = (self.seen + torch.arange(skip, len(embeddings), device=self.seen.device)) % self.size

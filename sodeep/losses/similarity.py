@@ -8,7 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sodeep._core.checks import FIND_THE_STEP, check_choice, check_device, check_finite, describe, ordinary, readable
+from sodeep._core.checks import (
+    FIND_THE_STEP,
+    ask,
+    check_choice,
+    check_device,
+    check_finite,
+    describe,
+    ordinary,
+    readable,
+    untransformed,
+)
 from sodeep._core.derivatives import by_graph, first_derivative
 from sodeep._core.labels import as_labels, label_tensor, same_label
 from sodeep._core.precision import full_precision, wide_dtype, widened, working_dtype
@@ -17,7 +27,7 @@ from sodeep._core.ties import tie_equal_rows
 
 def unit_rows(x: Tensor) -> Tensor:
     """Rows scaled to length 1; a zero row stays zero, with a finite gradient."""
-    if not readable(x):
+    if not untransformed(x):
         return _scaled_to_unit(x)[0]
     unit: Tensor = _UnitRows.apply(x)  # type: ignore[no-untyped-call]
     return unit
@@ -84,7 +94,7 @@ def _dot(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _euclidean(x: Tensor, y: Tensor) -> Tensor:
-    if not readable(x):
+    if not untransformed(x):
         return -_distances(x, y)
     distances: Tensor = _Distances.apply(x, y)  # type: ignore[no-untyped-call]
     return distances
@@ -271,12 +281,17 @@ def relevance(given: Tensor, ref_labels: Any, n: int, m: int, two_sets: bool) ->
             )
         return given
     if given.shape == (n, n) and given.dtype == torch.bool and n > 1:
-        if readable(given) and not torch.equal(given, given.T):
-            raise ValueError(
-                f"`labels` as a boolean matrix of shape ({n}, {n}) must be symmetric: which rows are relevant to each "
-                "other. Multi-hot labels of as many classes as rows go in as numbers: labels.int(). A relevance that "
-                "is not symmetric goes in with ref_embeddings=embeddings."
-            )
+
+        def judge(symmetric: float) -> None:
+            if not symmetric:
+                raise ValueError(
+                    f"`labels` as a boolean matrix of shape ({n}, {n}) must be symmetric: which rows are relevant to "
+                    "each other. Multi-hot labels of as many classes as rows go in as numbers: labels.int(). A "
+                    "relevance that is not symmetric goes in with ref_embeddings=embeddings."
+                )
+
+        if readable(given):
+            ask((given == given.T).all(), judge)
         return given
     row_labels = as_labels(given, "labels", n)
     return same_label(row_labels, row_labels)
@@ -308,7 +323,7 @@ def similarities_of_others(x: Tensor, similarity: str, check: Callable[[Tensor],
         similarity: one of `SIMILARITIES`.
         check: of the rows, for "cosine" alone; called unless it is seen on the way that all are finite.
     """
-    if not readable(x):
+    if not untransformed(x):
         return drop_diagonal(similarities(x, x, similarity))
     x = widened(ordinary(x))
     others: Tensor
@@ -325,7 +340,7 @@ def drop_diagonal(x: Tensor, first: int = 0) -> Tensor:
     Without its first entry a flattened square reads as n − 1 rows of n + 1, and the diagonal is their last column.
     """
     n, m = x.shape
-    if n == m > 1 and x.is_contiguous() and not x.requires_grad and readable(x):
+    if n == m > 1 and x.is_contiguous() and not x.requires_grad and untransformed(x):
         return x.as_strided((n - 1, n), (n + 1, 1), x.storage_offset() + 1).reshape(n, n - 1)
     if n < m:
         left, square, right = torch.split_with_sizes(

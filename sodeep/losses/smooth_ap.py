@@ -25,7 +25,7 @@ from sodeep._core.lists import check_lists, masked_mean
 from sodeep._core.masks import any_of
 from sodeep.groups import GroupIds
 from sodeep.losses._base import ListStats, Loss, loss_function, optional, reduce_defined
-from sodeep.losses._per_query import chunk_elements, one_node, per_query, with_self
+from sodeep.losses._per_query import check_not_captured, chunk_elements, one_node, per_query, with_self
 
 
 class _Pairs(NamedTuple):
@@ -43,11 +43,16 @@ class _Pairs(NamedTuple):
     """(C, N) 1 where j is relevant as well."""
 
 
-def _pairs_in_chunks(scores: Tensor, positive: Tensor) -> Iterator[_Pairs]:
-    """The (query, relevant item) pairs of (Q, N) lists, in chunks."""
+def _relevant_pairs(positive: Tensor) -> Tensor:
+    """The (query, relevant item) pairs of (Q, N) lists, (P, 2)."""
+    check_not_captured(positive)
+    return positive.nonzero()
+
+
+def _pairs_in_chunks(scores: Tensor, positive: Tensor, pairs: Tensor) -> Iterator[_Pairs]:
+    """What is needed of `_relevant_pairs`, in chunks."""
     ones = positive.to(scores.dtype)
     weight = 1 / ones.sum(1)
-    pairs = positive.nonzero()
     rows = max(1, min(len(pairs), chunk_elements(scores.device) // scores.shape[1]))
     # fresh memory for every chunk would cost a quarter of the time, in page faults
     gaps, positives = scores.new_empty(2, rows, scores.shape[1])
@@ -64,10 +69,10 @@ def _add_slope(slope: Tensor, pairs: _Pairs, by_gap: Tensor) -> None:
     slope[pairs.query, pairs.item] -= by_gap.sum(1)  # a pair occurs once, so no two meet here
 
 
-@one_node("float tau")
+@one_node("float tau", counts=True)
 def _smooth_ap(scores: Tensor, positive: Tensor, tau: float) -> tuple[Tensor, Tensor]:
     value, slope = scores.new_zeros(scores.shape[0]), torch.zeros_like(scores)
-    for pairs in _pairs_in_chunks(scores, positive):
+    for pairs in _pairs_in_chunks(scores, positive, _relevant_pairs(positive)):
         above = pairs.gap.div_(tau).sigmoid_()
         rank_among_positives = 1 + (above * pairs.positive).sum(1)
         rank = 1 + above.sum(1)
@@ -151,12 +156,12 @@ def _sup_ap_offset(tau: float, delta: float) -> float:
     return 0.5 + 1 / (1 + math.exp(-delta / tau))
 
 
-@one_node("float tau, float rho, float delta, float offset")
+@one_node("float tau, float rho, float delta, float offset", counts=True)
 def _sup_ap(
     scores: Tensor, positive: Tensor, tau: float, rho: float, delta: float, offset: float
 ) -> tuple[Tensor, Tensor]:
     value, slope = scores.new_zeros(scores.shape[0]), torch.zeros_like(scores)
-    for pairs in _pairs_in_chunks(scores, positive):
+    for pairs in _pairs_in_chunks(scores, positive, _relevant_pairs(positive)):
         rank_among_positives = 1 + ((1 + pairs.gap.sign()) / 2 * pairs.positive).sum(1)
         gap = torch.where(pairs.positive.bool(), -torch.inf, pairs.gap)  # from here on, to the irrelevant items
         curve = torch.sigmoid(gap.clamp(max=delta) / tau)
@@ -297,12 +302,13 @@ class SupAPLoss(Loss[ListStats]):
         )
 
 
-@one_node("int[] ks, float tau_rank, float tau_k")
+@one_node("int[] ks, float tau_rank, float tau_k", counts=True)
 def _recall_at_k(
     scores: Tensor, positive: Tensor, ks: list[int], tau_rank: float, tau_k: float
 ) -> tuple[Tensor, Tensor]:
-    query = positive.nonzero()[:, 0]
-    above = [torch.sigmoid(pairs.gap / tau_rank).sum(1) for pairs in _pairs_in_chunks(scores, positive)]
+    every = _relevant_pairs(positive)
+    query = every[:, 0]
+    above = [torch.sigmoid(pairs.gap / tau_rank).sum(1) for pairs in _pairs_in_chunks(scores, positive, every)]
     rank = 1 + torch.cat([scores.new_zeros(0), *above])
     count = positive.sum(1)
     value, by_rank = scores.new_zeros(scores.shape[0]), torch.zeros_like(rank)
@@ -313,7 +319,7 @@ def _recall_at_k(
         value += total.clamp(max=k) / most
         by_rank -= hits * (1 - hits) / tau_k * ((total < k) / most)[query]
     slope, start = torch.zeros_like(scores), 0
-    for pairs in _pairs_in_chunks(scores, positive):
+    for pairs in _pairs_in_chunks(scores, positive, every):
         sigmoid = torch.sigmoid(pairs.gap / tau_rank)
         weight = by_rank[start : start + len(sigmoid)].unsqueeze(1) / tau_rank
         _add_slope(slope, pairs, sigmoid.addcmul_(sigmoid, sigmoid, value=-1).mul_(weight))

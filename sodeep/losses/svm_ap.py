@@ -16,11 +16,11 @@ from sodeep._core.lists import check_lists
 from sodeep._core.sort import ascending, runs
 from sodeep.groups import GroupIds
 from sodeep.losses._base import ListStats, Loss, loss_function, reduce_defined
-from sodeep.losses._per_query import chunk_elements, one_node, per_query
+from sodeep.losses._per_query import check_not_captured, chunk_elements, one_node, per_query
 from sodeep.losses._sums import bound
 
 
-@one_node("float scale")
+@one_node("float scale", counts=True)
 def _svm_ap(scores: Tensor, positive: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """The loss and its slope, in tiles of some negatives of some lists by all positives."""
     value, slope = scores.new_zeros(scores.shape[0]), torch.zeros_like(scores)
@@ -56,6 +56,7 @@ def _svm_ap(scores: Tensor, positive: Tensor, scale: float) -> tuple[Tensor, Ten
 
 def _highest_first(s: Tensor, side: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of the items on one side: how many (Q, 1), where they are and their scores (Q, most of any list)."""
+    check_not_captured(s)
     count = side.sum(1, keepdim=True)
     most = max(1, int(count.max()))
     falling, order = ascending((-s).masked_fill(~side, torch.inf))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sodeep._core.checks import (
+    capturing,
     check_at_least,
     check_finite,
     check_scores,
@@ -360,7 +361,7 @@ class Sorter(nn.Module):
 
         A loop over a larger module's parameters may have changed either.
         """
-        if not self._frozen or compiling():
+        if not self._frozen or compiling() or capturing(next(self.parameters())):
             return
         if self._weights is None:  # unpickled from an older version
             self._weights = FrozenWeights(self)
