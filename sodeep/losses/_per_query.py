@@ -114,7 +114,7 @@ def one_node(options: str, counts: bool = False) -> Callable[[Operator], Operato
     def register(operator: Operator) -> Operator:
         name = f"sodeep::{operator.__name__.lstrip('_')}"
         schema = f"(Tensor scores, Tensor positive, {options}) -> (Tensor, Tensor)"
-        tags = {"tags": (torch.Tag.cudagraph_unsafe,)} if counts and _HAS_TAGS else {}
+        tags: dict[str, Any] = {"tags": (torch.Tag.cudagraph_unsafe,)} if counts and _HAS_TAGS else {}
         node = torch.library.custom_op(name, operator, mutates_args=(), schema=schema, **tags)
         node.register_fake(lambda scores, *_: (scores.new_empty(scores.shape[0]), torch.empty_like(scores)))
         return node
