@@ -163,7 +163,7 @@ def on_ranks_step(loss: Any, n: int, device: str) -> Step:
 def as_graph(make: Callable[[], Step]) -> Step:
     """A step as a CUDA graph, which must give what the step gives."""
     step = make()
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):
@@ -226,7 +226,7 @@ PARTS = {part.__name__: part for part in (losses, ranks, graphs, sorters, compil
 def cost(case: Case, device: str, seconds: float) -> str:
     """Median ms and peak MiB of a case, as cells, or why there are none."""
     gpu = torch.device(device).type == "cuda"
-    wait = torch.cuda.synchronize if gpu else lambda: None
+    wait: Callable[[], None] = torch.cuda.synchronize if gpu else lambda: None
     if gpu:
         torch.cuda.reset_peak_memory_stats()
     try:
