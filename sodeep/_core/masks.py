@@ -22,5 +22,5 @@ def any_of(mask: Tensor) -> Tensor:
 
 
 def filled(x: Tensor, mask: Tensor, value: float) -> Tensor:
-    """``x.masked_fill(mask, value)``, for finite numbers."""
+    """``x.masked_fill(mask, value)``, for finite numbers and outside forward mode, where `alpha` makes float64."""
     return torch.add(x * as_bytes(~mask), as_bytes(mask), alpha=value)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sodeep._core.checks import check_choice, check_number, check_positive, compiling, read_number, readable
 from sodeep._core.lists import Lists, check_lists, masked_mean
-from sodeep._core.masks import any_of, as_bytes, filled
+from sodeep._core.masks import any_of, as_bytes
 from sodeep.groups import GroupIds
 from sodeep.losses._base import ListStats, Loss, loss_function, reduce_defined, reduce_over_both
 
@@ -205,7 +205,7 @@ def triplet_loss(
     lists = check_lists(scores, relevant, where)
     s, positive, negative, _ = lists
     if mining == "hard":
-        hardest = filled(s, ~negative, torch.finfo(s.dtype).min / 4).amax(-1, keepdim=True)
+        hardest = s.masked_fill(~negative, torch.finfo(s.dtype).min / 4).amax(-1, keepdim=True)
         hinge = hardest - s + margin
         values = masked_mean(hinge, positive & ~(hinge <= 0))  # not "hinge > 0", which would leave NaN out
     else:
