@@ -131,8 +131,7 @@ def asp_loss(
         score matrix, right for symmetric matrices only; here every list is compared with itself.
 
     Example:
-        >>> from sodeep.losses._chunks import chunk_elements
-    from sodeep.ranks import exact_rank
+        >>> from sodeep.ranks import exact_rank
         >>> scores, semantic = torch.tensor([0.1, 0.4, 0.3, 0.2]), torch.tensor([9.0, 7.0, 8.0, 6.0])
         >>> print(f"{asp_loss(scores, semantic, rank_fn=exact_rank):.4f}")  # ratios 1/4, 1/3, 1, 3/4
         0.4167
