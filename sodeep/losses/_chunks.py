@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sodeep._core.checks import compiling, readable
+from sodeep._core.derivatives import scaled
 from sodeep._core.precision import widened
 
 SMALL = 2**21
@@ -126,7 +127,7 @@ class _InChunks(torch.autograd.Function):
                 value = ctx.function(*tensors)
             (grad,) = torch.autograd.grad(value, tensors[ctx.place], by_value, create_graph=True)
         else:
-            grad = slope * by_value.unsqueeze(1).to(slope.dtype)
+            grad = scaled(slope, by_value)
         return (None, None, None, *(grad if i == ctx.place else None for i in range(len(tensors))))
 
 

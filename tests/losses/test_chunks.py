@@ -274,3 +274,17 @@ def test_memory_of_one_long_list_does_not_depend_on_how_many_are_hardest():
             losses.recall_loss(scores, relevant, rank_fn=laplace_rank, hardest=hardest).backward()
         peaks.append(live.peak)
     assert peaks[1] < 1.1 * peaks[0] < 25 * scores.nbytes
+
+
+@pytest.mark.parametrize("queries", [6, 2100], ids=["whole", "in chunks"])
+def test_a_graph_that_is_kept_gives_the_same_gradient_again(queries):
+    """Where it is not, the gradient takes the place of what was saved."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(queries, 1000, generator=generator, requires_grad=True)
+    relevant = torch.rand(queries, 1000, generator=generator) < 0.2
+    loss = losses.nt_xent_loss(scores, relevant)
+    first, second, last = (torch.autograd.grad(loss, scores, retain_graph=keep)[0] for keep in (True, True, False))
+    for other in (second, last):
+        torch.testing.assert_close(other, first, rtol=0, atol=0)
+    with pytest.raises(RuntimeError, match="a second time"):
+        torch.autograd.grad(loss, scores)
