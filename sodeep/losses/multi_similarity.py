@@ -140,10 +140,22 @@ def binomial_deviance_loss(
         >>> binomial_deviance_loss(torch.tensor([[0.5, 0.5]]), torch.tensor([[True, False]]))  # 2 log 2
         tensor(1.3863)
     """
-    lists = check_lists(scores, relevant, where)
-    _, positive, negative, _ = lists
-    deviance = softplus(bound(_exponent(lists.scores, lists.positive, alpha, beta, base)))
-    values = masked_mean(deviance, positive) + masked_mean(deviance, negative)
+    s, positive, negative, _ = check_lists(scores, relevant, where)
+
+    def plain(s: Tensor) -> Tensor:
+        deviance = softplus(bound(_exponent(s, positive, alpha, beta, base)))
+        return masked_mean(deviance, positive) + masked_mean(deviance, negative)
+
+    def with_slope(s: Tensor) -> tuple[Tensor, Tensor]:
+        chosen, others = as_bytes(positive), as_bytes(negative)
+        steepness = others.to(s.dtype).mul_(beta).sub_(chosen, alpha=alpha)
+        share_p, share_n = (side / side.sum(-1, keepdim=True, dtype=s.dtype).clamp_(min=1) for side in (chosen, others))
+        share = share_p.add_(share_n)
+        x = bound((s - base).mul_(steepness))
+        values = softplus(x).mul_(share).sum(-1)
+        return values, x.sigmoid_().mul_(share).mul_(steepness)
+
+    values = closed_form(s, with_slope, plain)
     return reduce_defined(values, any_of(positive | negative), scores, reduction, return_stats, needs="a real item")
 
 
