@@ -29,7 +29,6 @@ The rank functions, all in O(n) memory a list:
 from __future__ import annotations
 
 import inspect
-import warnings
 import weakref
 from collections.abc import Callable, Container
 from typing import Any, Protocol
@@ -65,6 +64,7 @@ from sodeep._core.soft_ranks import (
     soft_rank,
 )
 from sodeep._core.sort import ascending
+from sodeep._core.warn import warn
 
 BLACKBOX_STEP = 0.25
 """``lam=None`` moves the scores by this many of their standard deviations, in the root mean square over the list.
@@ -448,10 +448,9 @@ def _warn_if_ascending(rank_fn: RankFunction, ranks: Tensor, scores: Tensor) -> 
         given, exact = (x - x.mean(-1, keepdim=True) for x in (ranks.float(), exact_rank(scores).float()))
         agreement = (given * exact).sum() / (given.square().sum() * exact.square().sum()).sqrt()
     if bool(agreement < -0.7):  # NaN where all are equal; a function still to be learned is rarely that wrong
-        warnings.warn(
+        warn(
             f"`rank_fn` {describe(rank_fn)} gives low ranks to low scores; here rank 1 is the highest score. Losses "
             "would learn the reverse order. Turn the sign: lambda scores: rank_fn(-scores).",
-            stacklevel=7,  # the caller of a loss: this, apply_rank_fn, the loss and its three wrappers are in between
         )
 
 

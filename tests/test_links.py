@@ -11,6 +11,7 @@ KNOWN = {
     "https://download.pytorch.org/whl/cpu",
     "https://keepachangelog.com",
     "https://kevinmusgrave.github.io/pytorch-metric-learning/",
+    "https://pytorch.org/docs/stable/notes/cuda.html",
     "https://semver.org",
 }
 """All of them, in the pages, the docstrings and the scripts."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import zlib
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from sodeep._core.checks import check_at_least, describe, is_whole
+from sodeep._core.warn import warn
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -126,10 +126,9 @@ class EpochSampler(Sampler[list[int]]):
             start, again = _Position(epoch, 0), True
         self._repeats = self._repeats + 1 if again else 0
         if self._repeats == 2:  # once may have been a look at the data
-            warnings.warn(
+            warn(
                 f"{type(self).__name__} deals epoch {epoch} for the third time: no pass was read to its end. "
                 "With several processes call set_epoch before every pass, with a new number.",
-                stacklevel=3,
             )
         self._position = start
         return start

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import NamedTuple
 
 import torch
@@ -20,6 +19,7 @@ from sodeep._core.checks import (
     readable,
 )
 from sodeep._core.precision import wide_dtype, widened
+from sodeep._core.warn import warn
 
 
 class Lists(NamedTuple):
@@ -111,14 +111,13 @@ def one_item_hint(scores: Tensor, other: str = "relevant") -> str:
     return f" (lists of one item: did you mean scores.squeeze(-1) and {other}.squeeze(-1)?)"
 
 
-def warn_if_outputs_last(scores: Tensor, where: object, call: str, stacklevel: int) -> None:
+def warn_if_outputs_last(scores: Tensor, where: object, call: str) -> None:
     """Warn of lists of two items, many and unmasked: most likely (samples, outputs), where the last axis is the list.
 
     The text is the same for every batch, so that Python shows it once.
     """
     if where is None and scores.shape[-1] == 2 and scores.numel() >= 16 and not compiling():
-        warnings.warn(
+        warn(
             f"{call} got many lists of two items, whose rank correlation is 1 or -1. The last axis is the list: with "
             f"scores and target of shape (samples, 2 outputs), did you mean {call}(scores.T, target.T)?",
-            stacklevel=stacklevel,
         )

@@ -8,7 +8,6 @@ import os
 import signal
 import statistics
 import time
-import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -21,6 +20,7 @@ from torch import nn
 
 from sodeep._core.files import write_atomic
 from sodeep._core.signals import stop_signals
+from sodeep._core.warn import warn
 from sodeep.comparison.executors import Call, WorkersLostError, one_thread, results
 from sodeep.comparison.losses_by_name import loss_by_name, stages_of
 from sodeep.comparison.runs import Run, key, key_of, parse_run, read_runs
@@ -118,9 +118,8 @@ class Schedule:
             before = aside.read_bytes() if aside.exists() else b""
             write_atomic(aside, before + b"".join(line + b"\n" for line in damaged))
             counted = "1 line is" if len(damaged) == 1 else f"{len(damaged)} lines are"
-            warnings.warn(
+            warn(
                 f"{counted} damaged in {self.path}: set aside in {aside.name}, and what is missing is done again.",
-                stacklevel=4,
             )
         tidy = b"".join(line + b"\n" for line in whole)
         if tidy != content:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, ParamSpec, Protocol, TypeVar, cast, overload
 
@@ -15,6 +14,7 @@ from sodeep._core.checks import check_choice, describe, on_device, one_read, rea
 from sodeep._core.lists import Lists, masked_mean, one_item_hint
 from sodeep._core.masks import any_of
 from sodeep._core.precision import full_precision
+from sodeep._core.warn import warn
 from sodeep.groups import pad_arguments, positional_names
 from sodeep.losses._chunks import are_few, in_chunks
 from sodeep.ranks import drop_other_state
@@ -150,10 +150,9 @@ def reduce_defined(
         loss = loss + scores.flatten()[:0].sum()  # zero terms: 0 * scores would be NaN where a masked score is
     if number == 0:
         outcome = "the loss is a constant 0 for this batch" if reduction == "mean" else "every value is NaN"
-        warnings.warn(
+        warn(
             f"0 of {defined.numel()} lists have {needs}{one_item_hint(scores, other)}: {outcome}.",
             UndefinedListWarning,
-            stacklevel=6,  # the caller of the loss: this, the loss and its three wrappers are in between
         )
     return (loss, ListStats(defined.numel(), count)) if return_stats else loss
 

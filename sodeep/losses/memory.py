@@ -8,7 +8,6 @@ Sources: Wang et al., CVPR 2020 (cross-batch memory); He et al., CVPR 2020 (MoCo
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from sodeep._core.checks import check_at_least, describe
 from sodeep._core.labels import as_labels, label_tensor
 from sodeep._core.precision import full_precision
+from sodeep._core.warn import warn
 from sodeep.losses.similarity import check_finite_rows, check_rows
 
 NO_ID = torch.iinfo(torch.int64).min
@@ -189,10 +189,9 @@ class EmbeddingMemory(nn.Module):
         seen, seal = torch.stack([self.seen, self.seal]).tolist()
         if seal == _checksum(seen):
             return int(seen)
-        warnings.warn(
+        warn(
             "The EmbeddingMemory is empty: its buffers came without values, as to_empty leaves them, and "
             "from_pretrained where the checkpoint has none.",
-            stacklevel=4,
         )
         return 0
 

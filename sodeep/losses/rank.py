@@ -148,7 +148,7 @@ def spearman_loss(
     scores = widened(check_scores(scores))  # once: the gradients of both terms are rounded together
     lists = {"scores": scores, "target": target, "where": where}
     rank_errors, ordered = by_list(_rank_errors, {**lists, "rank_fn": rank_fn})
-    warn_if_outputs_last(scores, where, "spearman_loss", stacklevel=6)
+    warn_if_outputs_last(scores, where, "spearman_loss")
     if value_weight or return_stats:
         value_errors, valued = by_list(_value_errors, {**lists, "value_loss": value_loss})
         value_term = masked_mean(value_errors, valued)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -14,6 +13,7 @@ from sodeep._core.checks import check_at_least, check_scores, compiling, readabl
 from sodeep._core.lists import check_lists, check_target, one_item_hint
 from sodeep._core.precision import P, wide_dtype, working_dtype
 from sodeep._core.sort import ascending, ordered_floats, runs
+from sodeep._core.warn import warn
 from sodeep.groups import pad_arguments, positional_names
 
 
@@ -112,11 +112,10 @@ def in_chunks(function: Callable[..., Tensor], chunk_size: int | None, *rows: Te
 def finish(values: Tensor, name: str, needs: str, scores: Tensor, other: str = "relevant") -> Tensor:
     """One warning for the undefined lists; the batch shape and dtype of `scores`."""
     if readable(values) and (undefined := int(values.isnan().sum())):
-        warnings.warn(
+        warn(
             f"{name} is NaN for {undefined} of {len(values)} lists: a list needs {needs}"
             f"{one_item_hint(scores, other)}.",
             UndefinedMetricWarning,
-            stacklevel=5,  # the caller of the metric: this, its helper, the metric and its decorator are in between
         )
     return values.to(working_dtype(scores)).reshape(scores.shape[:-1])
 

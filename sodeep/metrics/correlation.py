@@ -54,7 +54,7 @@ def spearman_corr(
 
     needs = "two items with different scores and different targets"
     correlation = compare_orders(pearson_of_ranks, "spearman_corr", "target", needs, scores, target, where, chunk_size)
-    warn_if_outputs_last(scores, where, "spearman_corr", stacklevel=4)
+    warn_if_outputs_last(scores, where, "spearman_corr")
     return correlation
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -29,6 +28,7 @@ from sodeep._core.checks import (
 )
 from sodeep._core.lists import masked_mean
 from sodeep._core.precision import full_precision, wide_dtype, working_dtype
+from sodeep._core.warn import warn
 from sodeep.ranks import exact_rank, fill_by_length
 from sodeep.sorters._frozen import FrozenWeights, unmark
 
@@ -287,11 +287,10 @@ class Sorter(nn.Module):
         real = scores.detach() if where is None else scores.detach()[where]
         beyond = (trained[1] - trained[0]) / 2  # as another draw of the same scores may be
         if real.numel() and (real.amin() < trained[0] - beyond or real.amax() > trained[1] + beyond):
-            warnings.warn(
+            warn(
                 f"The scores reach from {real.amin().item():g} to {real.amax().item():g}, and this {self.name} sorter, "
                 f"which does not normalise them, was trained on {trained[0]:g} to {trained[1]:g}: its ranks are "
                 "unreliable. Scale the scores, or use a sorter that normalises.",
-                stacklevel=2,
             )
 
     def _warn_lengths(self, scores: Tensor, where: Tensor | None) -> None:
@@ -306,11 +305,10 @@ class Sorter(nn.Module):
         if outside:
             self._warned_lengths = True
             low, high = min(outside[0], known[0]), max(outside[-1], known[1])
-            warnings.warn(
+            warn(
                 f"`scores` has a list of {outside[0]} items, and this {self.name} sorter is known to work on lists of "
                 f"{known[0]} to {known[1]}: beyond, its ranks or their gradient may be poor. Use a handcrafted rank "
                 f"such as laplace_rank, or train one: sodeep train-sorter --sorter {self.name} --lengths {low} {high}",
-                stacklevel=7,  # the caller of the sorter: between are this, _ranks, forward, its decorator, nn.Module's
             )
 
     @property
@@ -444,11 +442,10 @@ class Sorter(nn.Module):
         error = float((ranks - exact_rank(scores)).abs().mean()) / scores.shape[-1]
         if error < WORST_ERROR:
             return True
-        warnings.warn(
+        warn(
             f"The checkpoint has weights for this frozen {self.name} sorter with which it does not rank (a mean error "
             f"of {error:.2g} of the length of a list): a framework may have initialised them before they were saved. "
             f"They are left out, and it stays as load_sorter({self.source!r}) gave it.",
-            stacklevel=2,
         )
         return False
 

@@ -184,7 +184,7 @@ def test_one_dominant_class_means_more_chunks_not_larger_ones():
     scores = torch.rand(700, 600, generator=torch.Generator().manual_seed(0))
     relevant = torch.ones_like(scores, dtype=torch.bool)
     largest = _per_query.chunk_elements(scores.device)
-    first = next(iter(smooth_ap._pairs_in_chunks(scores, relevant)))
+    first = next(iter(smooth_ap._pairs_in_chunks(scores, relevant, relevant.nonzero())))
     assert first.gap.numel() <= largest
     assert largest < scores.numel()
 
