@@ -234,12 +234,15 @@ def check_finite(
 
     Reads the values, so it is skipped under torch.compile and torch.func, where NaN in gives NaN out.
     """
-    if readable(x):
-        ask(x.detach().sum(), partial(_judge_finite, x, where, name, remedy))
+    if not readable(x):
+        return
+    total = x.detach().sum()
+    if not (total.is_cpu and math.isfinite(total.item())):  # a finite sum has finite terms: one quick pass
+        ask(total, partial(_judge_finite, x, where, name, remedy))
 
 
 def _judge_finite(x: Tensor, where: Tensor | None, name: str, remedy: str, total: float) -> None:
-    if math.isfinite(total):  # a finite sum has finite terms: one quick pass
+    if math.isfinite(total):
         return
     bad = ~torch.isfinite(x)
     if where is not None:

@@ -39,10 +39,10 @@ def graph_is_kept() -> bool:
     return keeps is None or keeps()
 
 
-def scaled(slope: Tensor, grad: Tensor) -> Tensor:
-    """The gradients of lists (Q, N) times that of each one's value (Q,), in place where nothing asks for them again."""
+def scaled(slope: Tensor, grad: Tensor, last: bool) -> Tensor:
+    """The gradients of lists (Q, N) times that of each one's value (Q,); in place where none asks for them again."""
     factor = grad.unsqueeze(-1).to(slope.dtype)
-    return slope * factor if graph_is_kept() or not first_derivative(grad) else slope.mul_(factor)
+    return slope.mul_(factor) if last else slope * factor
 
 
 class _ClosedForm(torch.autograd.Function):
@@ -57,9 +57,10 @@ class _ClosedForm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:
         scores, slope = ctx.saved_tensors
         if first_derivative(grad):
-            if not graph_is_kept():
+            last = not graph_is_kept()
+            if last:
                 ctx.plain = None  # and the masks in it, as torch lets go of what it saved
-            return scaled(slope, grad), None, None
+            return scaled(slope, grad, last), None, None
         return by_graph(ctx.plain, [scores], grad)[0], None, None
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sodeep._core.checks import check_choice, describe, on_device, one_read, read_number, readable
 from sodeep._core.lists import Lists, masked_mean, one_item_hint
-from sodeep._core.masks import any_of
+from sodeep._core.masks import any_of, as_bytes
 from sodeep._core.precision import full_precision
 from sodeep._core.warn import warn
 from sodeep.groups import pad_arguments, positional_names
@@ -166,8 +166,19 @@ def reduce_over_both(
     needs: str = "both a relevant item and one that is not",
 ) -> Tensor | tuple[Tensor, ListStats]:
     """`reduce_defined` of a loss on pairs, which is defined for a list with an item in P and one in N."""
+    if reduction == "mean" and not return_stats and values.requires_grad and _all_have_both(lists):
+        return values.mean()
     defined = any_of(lists.positive) & any_of(lists.negative)
     return reduce_defined(values, defined, scores, reduction, return_stats, needs=needs)
+
+
+def _all_have_both(lists: Lists) -> bool:
+    """Whether all lists are seen to have both at once: nearly always so, and a tenth of the time of small losses."""
+    positive = lists.positive
+    if lists.masked or not positive.is_cpu or not readable(positive) or positive.shape[0] == 0:
+        return False
+    fewest, most = torch.aminmax(as_bytes(positive).sum(-1, dtype=torch.int32))
+    return int(fewest) > 0 and int(most) < positive.shape[-1]
 
 
 def loss_function(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sodeep._core.checks import compiling, readable
-from sodeep._core.derivatives import scaled
+from sodeep._core.derivatives import first_derivative, graph_is_kept, scaled
 from sodeep._core.precision import widened
 
 SMALL = 2**21
@@ -127,7 +127,7 @@ class _InChunks(torch.autograd.Function):
                 value = ctx.function(*tensors)
             (grad,) = torch.autograd.grad(value, tensors[ctx.place], by_value, create_graph=True)
         else:
-            grad = scaled(slope, by_value)
+            grad = scaled(slope, by_value, last=first_derivative(by_value) and not graph_is_kept())
         return (None, None, None, *(grad if i == ctx.place else None for i in range(len(tensors))))
 
 

@@ -213,8 +213,7 @@ def triplet_loss(
         # many active triplets each item is, and these counts are the gradient.
         active, counts = _active_triplets(lists, margin, semihard=mining == "semihard")
         weights = counts / active.clamp(min=1)
-        bounds = margin * active.squeeze(-1).clamp(max=1)
-        values = (weights * s).sum(-1) + bounds
+        values = (weights * s).sum(-1).add(active.squeeze(-1).clamp(max=1), alpha=margin)
     return reduce_over_both(values, lists, scores, reduction, return_stats)
 
 
