@@ -12,8 +12,8 @@ and the peak of memory above what the inputs take. The parts, most wanted first,
 * ranks: rank functions, beside torchsort and the plain pairwise sigmoid, as it is and compiled: what a kernel of our
   own would have to beat.
 * graphs: each loss as a CUDA graph, or why it is none. The memory is that of the graph.
-* sorters: a training step with the gradient term, without it, and without it on PyTorch's own kernels, which double
-  backward needs; the last over the second is what cuDNN is worth.
+* sorters: a training step with the gradient term, by double backward and by differences, without it, and without it on
+  PyTorch's own kernels, which double backward needs; the last over the one before is what cuDNN is worth.
 * compiled: losses under torch.compile, with ``mode="reduce-overhead"`` too.
 
 A row is written when it is measured. One that fails has the error in place of the time, and the others go on.
@@ -186,7 +186,9 @@ def graphs(sizes: Sizes, device: str) -> Iterator[Case]:
             yield Case(name, f"{n:,}", "CUDA graph", partial(as_graph, make))
 
 
-def sorter_step(name: str, shape: tuple[int, int], device: str, weight: float, plain: bool) -> Step:
+def sorter_step(
+    name: str, shape: tuple[int, int], device: str, weight: float, difference: float = 0.0, plain: bool = False
+) -> Step:
     """A step of training: the loss and its gradient."""
     sorter = sodeep.build_sorter(name, shape[1]).to(device).train()
     generator = torch.Generator(device).manual_seed(0)
@@ -194,7 +196,8 @@ def sorter_step(name: str, shape: tuple[int, int], device: str, weight: float, p
 
     def step() -> None:
         sorter.zero_grad()
-        sorter_loss(sorter, scores, generator, gradient_weight=weight).backward()  # type: ignore[no-untyped-call]
+        loss = sorter_loss(sorter, scores, generator, gradient_weight=weight, gradient_step=difference)
+        loss.backward()  # type: ignore[no-untyped-call]
 
     def on_plain_kernels() -> None:
         with double_backward():
@@ -205,12 +208,13 @@ def sorter_step(name: str, shape: tuple[int, int], device: str, weight: float, p
 
 def sorters(sizes: Sizes, device: str) -> Iterator[Case]:
     for name in ("lstm", "gru-sum", "cnn"):
-        for method, weight, plain in (
-            ("with the gradient term", 0.01, False),
-            ("values alone", 0.0, False),
-            ("values alone, without cuDNN", 0.0, True),
+        for method, options in (
+            ("gradient term by double backward", {"weight": 0.01}),
+            ("gradient term by differences", {"weight": 0.01, "difference": 0.05}),
+            ("values alone", {"weight": 0.0}),
+            ("values alone, without cuDNN", {"weight": 0.0, "plain": True}),
         ):
-            yield Case(name, f"{sizes.sorter}", method, partial(sorter_step, name, sizes.sorter, device, weight, plain))
+            yield Case(name, f"{sizes.sorter}", method, partial(sorter_step, name, sizes.sorter, device, **options))
 
 
 def compiled(sizes: Sizes, device: str) -> Iterator[Case]:

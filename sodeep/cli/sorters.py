@@ -101,6 +101,7 @@ def _setting(text: str) -> tuple[str, Any]:
 @click.option("--gradient-weight", type=float, help="Of the gradient term; 0 trains on values alone.")
 @click.option("--gradient-tau", type=float, help="Sharpness of the gradient's target, in standard deviations.")
 @click.option("--gradient-fraction", type=float, help="Fraction of the lists that the gradient term is taken on.")
+@click.option("--gradient-step", type=float, help="Of its differences, in standard deviations; 0: double backward.")
 @click.option("--seed", type=int)
 @click.option("--validate-every", type=int, help="Steps between validations (and saved states).")
 @click.option("--device", help="auto, cpu, cuda, ...")

@@ -108,6 +108,8 @@ class Recipe:
     lr: float = 1e-3
     gradient_weight: float = 0.01
     """0: its gradient is not trained."""
+    gradient_step: float = 0.0
+    """0: its gradient is trained by double backward."""
 
 
 class Sorter(nn.Module):

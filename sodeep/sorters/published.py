@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -56,6 +57,11 @@ class RecurrentSorter(Sorter):
     def any_length(cls, config: Mapping[str, Any]) -> bool:
         """See `Sorter.any_length`."""
         return (config.get("head") or cls.published_head) != "dense"
+
+    @classmethod
+    def recipe(cls, config: Mapping[str, Any]) -> Recipe:
+        """See `Sorter.recipe`."""
+        return Recipe(gradient_step=0.05)  # neither cuDNN nor oneDNN has a second derivative of recurrent cells
 
     def __init__(
         self,
@@ -121,7 +127,8 @@ class LSTMSorter(RecurrentSorter):
         fixed = not cls.any_length(config) or (config.get("head") == "item" and config.get("seq_len") is not None)
         counting = config.get("init") != "random" and fixed and large
         # a larger rate would destroy the initial solution
-        return Recipe(steps=1500, batch_size=16, lr=2e-5) if counting else Recipe()
+        recipe = super().recipe(config)
+        return replace(recipe, steps=1500, batch_size=16, lr=2e-5) if counting else recipe
 
     def __init__(
         self,

@@ -52,7 +52,8 @@ class TrainConfig:
             file also records up to where longer ones were measured to be as good: see `Sorter.known_lengths`. Must not
             be given beside `seq_len`, or for a fixed-length sorter.
         sorter_config: further arguments of the sorter's constructor.
-        steps: optimisation steps. None: the sorter's recipe, as for `batch_size`, `lr` and `gradient_weight`.
+        steps: optimisation steps. None: the sorter's recipe, as for `batch_size`, `lr`, `gradient_weight` and
+            `gradient_step`.
         max_time: seconds that `train_sorter` may take, validations included, if `steps` are not done before; the parts
             of a resumed run are counted together. The last step and the last validation are begun early enough to end
             by then, give or take a step. The learning rate falls with the clock, so that a run ended by it is not
@@ -74,6 +75,9 @@ class TrainConfig:
             and the term counts for less.
         gradient_fraction: fraction of each step's lists that the gradient term is taken on; it costs as much as three
             times the value loss.
+        gradient_step: take the gradient term from differences, over that step to either side in the spread of the list;
+            0 takes it by double backward. None: the sorter's recipe, 0.05 for recurrent networks, which have no fast
+            kernels for that.
         distributions: weight of each distribution of `sodeep.DISTRIBUTIONS`, and of "user" for `scores_file`.
         scores_file: .npy or .csv of your own score lists, as `sodeep.generators.read_scores_file` reads them. They make
             up half of the lists unless `distributions` gives "user" another weight.
@@ -112,6 +116,7 @@ class TrainConfig:
     gradient_weight: float | None = None
     gradient_tau: float = GRADIENT_TAU
     gradient_fraction: float = 0.25
+    gradient_step: float | None = None
     distributions: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT))
     scores_file: str | os.PathLike[str] | None = None
     seed: int = 0
@@ -213,6 +218,7 @@ class ResolvedConfig(TrainConfig):
     batch_size: int
     lr: float
     gradient_weight: float
+    gradient_step: float
     scores_file: str | None
     validate_every: int
     device: str
@@ -240,7 +246,7 @@ class ResolvedConfig(TrainConfig):
                 check_positive(getattr(self, name), name)
         if not 0 < self.gradient_fraction <= 1:
             raise ValueError(f"`gradient_fraction` must be above 0 and at most 1, got {self.gradient_fraction!r}.")
-        for name, top in (("warmup", 1.0), ("ema", 1.0), ("gradient_weight", math.inf)):
+        for name, top in (("warmup", 1.0), ("ema", 1.0), ("gradient_weight", math.inf), ("gradient_step", 1.0)):
             if not 0 <= getattr(self, name) < top:
                 raise ValueError(f"`{name}` must be at least 0 and below {top:g}, got {getattr(self, name)!r}.")
         check_at_least(self.seed, 0, "seed")

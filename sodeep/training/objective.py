@@ -37,6 +37,7 @@ def sorter_loss(
     gradient_weight: float,
     gradient_tau: float = GRADIENT_TAU,
     gradient_fraction: float = 1.0,
+    gradient_step: float = 0.0,
     value_loss: str = "l1",
     top_weighted: bool = False,
     values: Callable[[Tensor], Tensor] | None = None,
@@ -62,50 +63,81 @@ def sorter_loss(
         return value
     # on a part of the lists only: a second derivative is expensive
     count = math.ceil(gradient_fraction * len(scores))
-    subset = scores[:count].detach().requires_grad_()
-    with double_backward():
-        ranks = sorter(subset)
+    subset = scores[:count].detach()
     # the vectors are residuals, what a Spearman loss sends back: these ranks minus those of another order
     shuffled = torch.rand(subset.shape, generator=generator, device=generator.device).argsort(-1).to(scores.device)
     residual = (target[:count] - target[:count].gather(-1, shuffled)) / n
     # this is also the gradient of the values: the width that suits 100 items would keep those of a short list away from
     # its ranks, so it is sharper there, and has less weight
     factor = min(1.0, n / 100)
-    return value + gradient_weight * factor**2 * gradient_mismatch(
-        ranks, subset, residual, factor * gradient_tau, None if weight is None else weight[:count]
-    )
+    weight = None if weight is None else weight[:count]
+    if gradient_step:
+        gradient = directional_derivative(sorter, subset, residual, gradient_step)
+        mismatch = mismatch_with_smooth_rank(gradient, subset, residual, factor * gradient_tau, weight)
+    else:
+        subset.requires_grad_()
+        with double_backward():
+            ranks = sorter(subset)
+        mismatch = gradient_mismatch(ranks, subset, residual, factor * gradient_tau, weight)
+    return value + gradient_weight * factor**2 * mismatch
+
+
+def directional_derivative(sorter: Callable[[Tensor], Tensor], scores: Tensor, vectors: Tensor, step: float) -> Tensor:
+    """J v, (B, n), with J the Jacobian of the ranks of `scores`, by central differences.
+
+    The smooth rank that a sorter is fitted to has a symmetric Jacobian: J v and J^T v are the same target. This one
+    takes two forward passes and no second derivative, for which recurrent networks have no fast kernels.
+
+    Args:
+        sorter: the ranks of scores (B, n), as a function.
+        scores: (B, n).
+        vectors: v, (B, n).
+        step: to either side, the root mean square over a list, in its spread (`mean_deviation`).
+    """
+    size = vectors.square().mean(-1, keepdim=True).sqrt()
+    spread = mean_deviation(scores)
+    # a list of equal scores has no spread, and its mismatch does not count
+    factor = step * spread.where(spread > 0, 1.0) / size.where(size > 0, 1.0)
+    above, below = sorter(torch.cat([scores + factor * vectors, scores - factor * vectors])).chunk(2)
+    return (above - below) / (2 * factor)
 
 
 def gradient_mismatch(
     ranks: Tensor, scores: Tensor, vectors: Tensor, tau: float, weight: Tensor | None = None
 ) -> Tensor:
-    """Relative squared difference between the gradients of ranks and of a smooth rank, for given output vectors.
+    """`mismatch_with_smooth_rank` of the gradient J^T v of `ranks` (B, n) in `scores`, both with graph."""
+    (gradient,) = torch.autograd.grad(ranks, scores, vectors, create_graph=True)
+    return mismatch_with_smooth_rank(gradient, scores.detach(), vectors, tau, weight)
+
+
+def mismatch_with_smooth_rank(
+    gradient: Tensor, scores: Tensor, vectors: Tensor, tau: float, weight: Tensor | None = None
+) -> Tensor:
+    """Relative squared difference between a gradient and that of a smooth rank, for given vectors.
 
     For each list, with J the Jacobian of `ranks` in `scores`, J' that of the smooth rank and v the vector:
     |J'v - Jv|^2 / (|J'v|^2 + floor), with J and J' transposed. The floor, (0.03 n / spread)^2 |v|^2, is a hundredth of
     the usual |J'v|^2; it keeps lists in which the smooth rank has no slope (isolated items) from dominating the mean.
 
     Args:
-        ranks: (B, n), of `scores`, with graph.
-        scores: (B, n), requiring a gradient.
+        gradient: (B, n), J^T v or J v.
+        scores: (B, n).
         vectors: (B, n).
         tau: width of the smooth rank, in the spread of each list (`mean_deviation`).
         weight: (B, n), of each entry in both squares; None for equal ones.
 
     Returns:
-        A scalar with a graph to the parameters behind `ranks`, the mean over the lists that are not constant; 0 is
+        A scalar with the graph of `gradient`, the mean over the lists that are not constant; 0 is
         agreement, about 1 is what a zero gradient gets.
     """
-    (gradient,) = torch.autograd.grad(ranks, scores, vectors, create_graph=True)
-    x = scores.detach()
-    spread = mean_deviation(x)
+    spread = mean_deviation(scores)
     defined = spread.squeeze(-1) > 0
     # in units of the list's spread, where the entries are of the size of n whatever the scale of the scores
     spread = spread.where(spread > 0, 1.0)
-    gradient, target = gradient * spread, smooth_rank_vjp(x / spread, vectors, tau)
+    gradient, target = gradient * spread, smooth_rank_vjp(scores / spread, vectors, tau)
     if weight is not None:
         gradient, target = gradient * weight.sqrt(), target * weight.sqrt()
-    floor = (0.03 * x.shape[-1]) ** 2 * vectors.square().sum(-1)
+    floor = (0.03 * scores.shape[-1]) ** 2 * vectors.square().sum(-1)
     size = target.square().sum(-1) + floor
     mismatch = (gradient - target).square().sum(-1) / size.where(size > 0, 1.0)
     return mismatch.masked_fill(~defined, 0).sum() / defined.sum().clamp(min=1)

@@ -100,6 +100,7 @@ class RefreshedSorter(nn.Module):
         if gradient_weight is None:
             gradient_weight = recipe.gradient_weight
         self.gradient_weight = check_number(gradient_weight, "gradient_weight", low=0)
+        self._gradient_step = recipe.gradient_step
         self.distributions = dict(distributions)
         self.seed = check_at_least(seed, 0, "seed")
         self._recent: deque[tuple[Tensor, Tensor | None]] = deque()
@@ -173,7 +174,7 @@ class RefreshedSorter(nn.Module):
                 synthetic = draw(self.distributions, len(remembered), remembered.shape[-1], generator)
                 optimizer.zero_grad()
                 lists = torch.cat([remembered, synthetic.to(remembered)])
-                loss = sorter_loss(student, lists, generator, gradient_weight=self.gradient_weight)
+                loss = self._loss(student, lists, generator)
                 loss.backward()  # type: ignore[no-untyped-call]
                 nn.utils.clip_grad_norm_(student.parameters(), 1.0)
                 optimizer.step()
@@ -190,9 +191,14 @@ class RefreshedSorter(nn.Module):
         for group in groups:
             generator = torch.Generator().manual_seed(self.seed)
             with torch.enable_grad():
-                loss = sorter_loss(sorter, group, generator, gradient_weight=self.gradient_weight)
+                loss = self._loss(sorter, group, generator)
             total += len(group) * float(loss.detach())
         return total
+
+    def _loss(self, sorter: Sorter, lists: Tensor, generator: torch.Generator) -> Tensor:
+        return sorter_loss(
+            sorter, lists, generator, gradient_weight=self.gradient_weight, gradient_step=self._gradient_step
+        )
 
     def extra_repr(self) -> str:
         """The options, for ``print``."""

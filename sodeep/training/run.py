@@ -171,6 +171,7 @@ class Run:
             gradient_weight=config.gradient_weight,
             gradient_tau=config.gradient_tau,
             gradient_fraction=config.gradient_fraction,
+            gradient_step=config.gradient_step,
         )
 
     def objectives(self, lists: Sequence[Tensor]) -> list[float]:

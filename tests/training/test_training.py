@@ -23,7 +23,14 @@ from sodeep.ranks import exact_rank
 from sodeep.sorters import build_sorter
 from sodeep.sorters.set import SetSorter
 from sodeep.training.config import TrainConfig
-from sodeep.training.objective import gradient_mismatch, mean_deviation, smooth_rank_vjp, sorter_loss
+from sodeep.training.objective import (
+    directional_derivative,
+    gradient_mismatch,
+    mean_deviation,
+    mismatch_with_smooth_rank,
+    smooth_rank_vjp,
+    sorter_loss,
+)
 from sodeep.training.run import Run
 from sodeep.training.train import TrainingInterrupted, _read_state, state_path, train_sorter
 
@@ -856,6 +863,47 @@ def test_gradient_mismatch_against_a_plain_jacobian():
     assert float(mismatch.detach()) == pytest.approx(expected, rel=1e-9)
     mismatch.backward()
     assert float(net.weight.grad.abs().sum()) > 0
+
+
+def test_directional_derivative_is_the_jacobian_times_the_vector():
+    net = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 5)).double()
+    scores, vectors = torch.randn(2, 3, 5, dtype=torch.float64)
+    jacobians = [torch.autograd.functional.jacobian(net, x) for x in scores]
+    expected = torch.stack([jacobian @ v for jacobian, v in zip(jacobians, vectors, strict=True)])
+    found = directional_derivative(net, scores, vectors, 1e-4)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+    found.square().sum().backward()
+    assert all(float(p.grad.abs().sum()) > 0 for p in (net[0].weight, net[2].weight))
+
+
+def test_directional_derivative_of_lists_and_vectors_without_spread():
+    scores, vectors = (
+        torch.tensor([[0.3, 0.3, 0.3], [0.1, 0.2, 0.4]]),
+        torch.tensor([[1.0, 0.0, -1.0], [0.0, 0.0, 0.0]]),
+    )
+    torch.testing.assert_close(directional_derivative(lambda x: 2 * x, scores, vectors, 0.05), 2 * vectors)
+
+
+def test_differences_are_the_recipe_of_recurrent_networks():
+    steps = {name: TrainConfig(sorter=name).resolve().gradient_step for name in ("lstm", "gru-sum", "cnn", "set")}
+    assert steps == {"lstm": 0.05, "gru-sum": 0.05, "cnn": 0, "set": 0}
+
+
+def test_the_gradient_term_by_differences_is_that_of_the_jacobian():
+    n, width = 12, 0.25 * 12 / 100
+    sorter = build_sorter("gru-sum", hidden=8).double()
+    scores = torch.randn(4, n, dtype=torch.float64)
+    value, both = (
+        sorter_loss(sorter, scores, torch.Generator().manual_seed(0), gradient_weight=weight, gradient_step=1e-4).item()
+        for weight in (0, 1)
+    )
+    target = exact_rank(scores)
+    shuffled = torch.rand(4, n, generator=torch.Generator().manual_seed(0)).argsort(-1)
+    vectors = (target - target.gather(-1, shuffled)) / n
+    jacobians = [torch.autograd.functional.jacobian(sorter, x) for x in scores]
+    moved = torch.stack([jacobian @ v for jacobian, v in zip(jacobians, vectors, strict=True)])
+    expected = mismatch_with_smooth_rank(moved, scores, vectors, width).item()
+    assert (both - value) / (n / 100) ** 2 == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_target_gradient_of_long_lists_is_made_in_parts():
