@@ -26,6 +26,9 @@ import sodeep
 from sodeep import UndefinedListWarning
 from sodeep._core import checks
 
+if torch.torch_version.TorchVersion(torch.__version__) < "2.6":
+    pytest.skip("older fake tensors fail where no pair is relevant", allow_module_level=True)
+
 DEVICE = "lazy"  # any that a build without CUDA can differentiate on
 GUIDE = Path(__file__).parent.parent / "docs" / "gpu.md"
 

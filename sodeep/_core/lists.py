@@ -68,8 +68,10 @@ def check_lists(scores: Tensor, relevant: Tensor, where: Tensor | None = None) -
     if where is not None:
         # masked_fill, not a product: a masked NaN must reach neither the value nor the gradient
         values = values.masked_fill(~where, 0)
-    positive = relevant if where is None else relevant & where
-    negative = ~relevant if where is None else ~relevant & where
+    negative = ~relevant
+    positive = ~negative  # not the given one: a True that was made of a byte of 255 is one of 1 now, for `as_bytes`
+    if where is not None:
+        positive, negative = positive & where, negative & where
     if scores.ndim != 2:
         n = scores.shape[-1]
         values, positive, negative = values.reshape(-1, n), positive.reshape(-1, n), negative.reshape(-1, n)

@@ -297,7 +297,7 @@ def multi_similarity_loss(
     lists = check_lists(scores, relevant, where)
     s, positive, negative, _ = lists
     if epsilon is not None:
-        fixed, end = s.detach(), torch.finfo(s.dtype).max / 4
+        fixed, end = s.detach(), torch.finfo(s.dtype).max
         lowest_positive = filled(fixed, ~positive, end).amin(-1, keepdim=True)
         highest_negative = filled(fixed, ~negative, -end).amax(-1, keepdim=True)
         # not "fixed < ...", which would leave NaN out

@@ -57,7 +57,7 @@ def _nt_xent(lists: Lists, temperature: float | Tensor) -> Tensor:
             return None
         s = s if temperature == 1 else _in_units(s, temperature)
         found = _by_one_softmax(s, lists) if s.is_cpu and s.numel() else None  # on a GPU its look would wait
-        values, slope = found or stable(s)
+        values, slope = found or stable(bound(s.clone()) if temperature == 1 else s)
         return values, slope if temperature == 1 else slope.div_(temperature)
 
     def stable(s: Tensor) -> tuple[Tensor, Tensor]:
@@ -75,7 +75,7 @@ def _nt_xent(lists: Lists, temperature: float | Tensor) -> Tensor:
 def _by_one_softmax(s: Tensor, lists: Lists) -> tuple[Tensor, Tensor] | None:
     """NT-Xent at temperature 1 and its gradient, where no positive is so far behind that its term is lost."""
     if lists.masked:
-        s = filled(s, ~(lists.positive | lists.negative), torch.finfo(s.dtype).min / 4)
+        s = filled(s, ~(lists.positive | lists.negative), torch.finfo(s.dtype).min)
     softmax = s.softmax(-1)
     share = as_bytes(lists.positive).to(s.dtype)
     if float(softmax.min()) < LEAST_TERM and float(filled(softmax, ~lists.positive, 1).min()) < LEAST_TERM:
@@ -217,7 +217,7 @@ def _log_ratio(x: Tensor, lists: Lists) -> Tensor:
         if not x.is_cpu or x.numel() == 0:  # on a GPU the look at P would wait for it
             return None
         if lists.masked:
-            x = x.masked_fill(~(lists.positive | lists.negative), torch.finfo(x.dtype).min / 4)
+            x = x.masked_fill(~(lists.positive | lists.negative), torch.finfo(x.dtype).min)
         softmax = x.softmax(-1)
         softmax_p = softmax * as_bytes(lists.positive)
         softmax_n = softmax.sub_(softmax_p)

@@ -261,6 +261,35 @@ def test_gradient_points_the_right_way(name):
     assert (grad != 0).any()
 
 
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_relevance_made_of_bytes(name, masked):
+    """To torch every byte but 0 is True."""
+    scores, relevant = batch(q=4, n=8)
+    given = (relevant * torch.tensor([255, 2, 1, 128]).unsqueeze(1)).to(torch.uint8).view(torch.bool)
+    options = {"where": torch.arange(8) < torch.tensor([8, 5, 8, 3]).unsqueeze(1)} if masked else {}
+    value, grad = gradient(loss_of(name), scores, given, **options)
+    expected = gradient(loss_of(name), scores, relevant, **options)
+    torch.testing.assert_close((value, grad), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("loss", [losses.n_pairs_loss, partial(losses.nt_xent_loss, temperature=0.07)])
+def test_one_positive_far_behind_among_huge_scores(loss, masked):
+    scores = torch.tensor([[-2e37, -3e37, -1.2e37, 0.0]])
+    options = {"where": torch.tensor([[True, True, True, False]])} if masked else {}
+    n = 4 if masked else 3
+    temperature = 0.07 if isinstance(loss, partial) else 1
+    scores[:, :3] *= temperature
+    relevant = torch.arange(n)[None] == 0
+    value, grad = gradient(loss, scores[:, :n], relevant, **options)
+    torch.testing.assert_close(value, torch.tensor(8e36))
+    torch.testing.assert_close(grad * temperature, torch.tensor([[-1.0, 0.0, 1.0, 0.0][:n]]))
+    value, grad = gradient(loss, 10 * scores[:, :n] / temperature, relevant, **options)  # bounded, beyond a limit
+    assert value.isfinite()
+    assert grad.isfinite().all()
+
+
 def test_offset_does_not_cost_triplets_their_precision():
     scores, relevant = batch(q=4, n=40, dtype=torch.float32)
     scores = (scores * 64).round() / 64  # exact at an offset of a thousand
