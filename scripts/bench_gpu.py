@@ -208,13 +208,14 @@ def sorter_step(
 
 def sorters(sizes: Sizes, device: str) -> Iterator[Case]:
     for name in ("lstm", "gru-sum", "cnn"):
-        for method, options in (
-            ("gradient term by double backward", {"weight": 0.01}),
-            ("gradient term by differences", {"weight": 0.01, "difference": 0.05}),
-            ("values alone", {"weight": 0.0}),
-            ("values alone, without cuDNN", {"weight": 0.0, "plain": True}),
+        step = partial(sorter_step, name, sizes.sorter, device)
+        for method, make in (
+            ("gradient term by double backward", partial(step, 0.01)),
+            ("gradient term by differences", partial(step, 0.01, difference=0.05)),
+            ("values alone", partial(step, 0.0)),
+            ("values alone, without cuDNN", partial(step, 0.0, plain=True)),
         ):
-            yield Case(name, f"{sizes.sorter}", method, partial(sorter_step, name, sizes.sorter, device, **options))
+            yield Case(name, f"{sizes.sorter}", method, make)
 
 
 def compiled(sizes: Sizes, device: str) -> Iterator[Case]:

@@ -39,6 +39,11 @@ def as_relevance(relevant: object, scores: Tensor, name: str = "relevant") -> Te
     """`relevant` as a boolean tensor of the shape of `scores`; numbers are taken when all are 0 or 1."""
     if not isinstance(relevant, Tensor):
         raise TypeError(f"`{name}` must be a boolean tensor of the shape of `scores`, got {type(relevant).__name__}.")
+    if scores.ndim == 2 and scores.shape[1] > 1 and relevant.shape == scores.shape[:1] != scores.shape[1:]:
+        raise ValueError(
+            f"`{name}` must have the shape of `scores` {tuple(scores.shape)}, got {tuple(relevant.shape)}. For "
+            "embeddings (n, d) and labels (n,) wrap the loss: EmbeddingLoss(loss)(embeddings, labels)."
+        )
     check_same_shape(relevant, scores, name, "scores")
     check_device(relevant, scores, name, "scores")
     if relevant.dtype == torch.bool:

@@ -103,7 +103,10 @@ def check_tau(tau: Tensor, x: Tensor) -> Tensor:
             "Its last axis must have one entry: tau.unsqueeze(-1)."
         ) from None
     if readable(tau) and not bool(((tau > 0) & (tau < torch.inf)).all()):
-        raise ValueError(f"`tau` must be positive and finite, got a smallest value of {float(tau.min())}.")
+        raise ValueError(
+            f"`tau` must be positive and finite, got a smallest value of {float(tau.min())}. To learn one that stays "
+            "so, learn its logarithm: lambda scores: laplace_rank(scores, tau=log_tau.exp())."
+        )
     return tau
 
 

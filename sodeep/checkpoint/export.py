@@ -69,8 +69,8 @@ def export_sorter(path: str | os.PathLike[str], sorter: Sorter, n: int | None = 
     """
     if not isinstance(sorter, Sorter):
         raise TypeError(
-            f"`sorter` must be a sodeep Sorter, got {type(sorter).__name__}. "
-            "Export the sorter itself, not a compiled or wrapped one."
+            f"`sorter` must be a sodeep Sorter, got {type(sorter).__name__}. Export the sorter itself, not its name "
+            "(load_sorter gives it) nor a compiled or wrapped one."
         )
     path = user_path(path)
     if path.suffix not in (".pt2", ".onnx"):

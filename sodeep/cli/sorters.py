@@ -127,6 +127,7 @@ def train_sorter(
     With the defaults, a set sorter for lists of any length, in a minute or two on a free CPU core. Under torchrun all
     processes train one sorter: torchrun --nproc-per-node 4 -m sodeep train-sorter ...
     """
+    from sodeep.sorters.base import WORST_ERROR
     from sodeep.training.processes import of_torchrun
 
     if mixture is not None:
@@ -163,6 +164,8 @@ def train_sorter(
     click.echo("\nmean |rank error| / n on the validation lists")
     for name, error in result.errors.items():
         click.echo(f"  {name:<22}{error:.4f}")
+    if result.errors["validation"] > WORST_ERROR:
+        click.echo("This is no rank function yet: to give all items one rank has an error of 0.25. Train longer.")
     low, high = result.config.lengths
     n = result.config.seq_len or min(max(100, low), high)
     seconds = sodeep.evaluation.seconds_for_key_figures(result.sorter, n)

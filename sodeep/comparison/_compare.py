@@ -518,6 +518,12 @@ def _claim(
             raise refuse(f"a comparison {before}, not {now}")
     if saved.setdefault("trials", trials) > trials:  # another setting would be the best, and be tested anew
         raise ValueError(f"`trials` must be {saved['trials']} or more in {folder}, as before, got {trials}.")
+    missing = [loss for loss in saved.get("losses", []) if loss not in losses]
+    if saved["trials"] < trials and missing:
+        raise ValueError(
+            f"`losses` must name {', '.join(missing)} as well where `trials` rises from {saved['trials']} to {trials} "
+            f"in {folder}: all its losses have as many settings. Or choose another folder."
+        )
     saved["trials"] = trials
     if data is not None and saved.setdefault("checksum", data) != data:
         raise refuse(f"a comparison on other data under the name {origin['data']!r}")

@@ -79,16 +79,51 @@ class LossFunction(Protocol[P, Stats]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Tensor: ...
 
 
+def _with_hints(init: Callable[..., None]) -> Callable[..., None]:
+    """An ``__init__`` that says what to do where it is given what belongs in the call of the loss."""
+    names = list(inspect.signature(init).parameters)[1:]
+
+    @functools.wraps(init)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
+        loss = type(self).__name__
+        for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
+            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and value.numel() > 1:
+                raise TypeError(
+                    f"`{name}` must be an option of {loss}, got {describe(value)}. Build the loss first, and call it "
+                    f"with its tensors: loss_fn = {loss}(...), then loss_fn(...)."
+                )
+            if name in WEIGHTS and name not in names:
+                raise TypeError(
+                    f"`{name}` must not be given where {loss} is built: weights go with the tensors that they weigh. "
+                    f"Build the loss first, and call it: loss_fn(..., weight=...)."
+                )
+        init(self, *args, **kwargs)
+
+    return wrapper
+
+
 class LossModule(nn.Module, Generic[Stats]):
     """A Module with the type of a loss, where torch's is Any."""
 
-    def _register_parameters_in(self, name: str, value: object) -> None:
-        """Those that an attribute brings along in a `functools.partial`: ``rank_fn_tau``, say.
+    _in_partials: tuple[tuple[functools.partial[Any], str, str], ...] = ()
+    """Partial, keyword, and the name here of its parameter."""
 
-        Whatever a Module does with a parameter keeps the tensor, so that the partial goes on with the same one.
-        """
-        for keyword, parameter in _parameters_of(value):
-            self.register_parameter(f"{name}_{keyword}", parameter)
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__init__" in vars(cls) and cls.__module__.startswith("sodeep."):
+            cls.__init__ = _with_hints(cls.__init__)  # type: ignore[method-assign]
+
+    def _register_parameters_in(self, name: str, value: object) -> None:
+        """Those that an attribute brings along in a `functools.partial`: ``rank_fn_tau``, say."""
+        for path, holder, keyword in _parameters_of(name, value):
+            self.register_parameter(path, holder.keywords[keyword])
+            self._in_partials += ((holder, keyword, path),)
+
+    def _hand_parameters_over(self) -> None:
+        """Let the partials have what the Module has: it may have put another tensor in a parameter's place."""
+        for holder, keyword, path in self._in_partials:
+            if holder.keywords[keyword] is not (own := getattr(self, path)):
+                holder.keywords[keyword] = own
 
     if TYPE_CHECKING:
 
@@ -283,13 +318,6 @@ class Loss(LossModule[Stats]):
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        for name, value in options.items():
-            if isinstance(value, Tensor) and value.numel() > 1:
-                loss = type(self).__name__
-                raise TypeError(
-                    f"`{name}` must be an option of {loss}, got {describe(value)}. Build the loss first, and call it "
-                    f"with its tensors: loss_fn = {loss}(...), then loss_fn(scores, ...)."
-                )
         options = type(self).function.check_options(options)  # type: ignore[attr-defined]
         self._options = tuple(options)
         for name, value in options.items():
@@ -313,6 +341,7 @@ class Loss(LossModule[Stats]):
         """
         if len(target) > 1:
             *target, where = target  # type: ignore[assignment]
+        self._hand_parameters_over()
         options = {name: getattr(self, name) for name in self._options}
         loss: Tensor | tuple[Tensor, Stats] = type(self).function(scores, *target, where=where, **{**options, **extra})
         return loss
@@ -333,11 +362,19 @@ class Loss(LossModule[Stats]):
         )
 
 
-def _parameters_of(value: object) -> Iterator[tuple[str, nn.Parameter]]:
-    """The parameters among the keywords of a `functools.partial`, which may be in a wrapper of rank functions."""
+def _parameters_of(name: str, value: object) -> Iterator[tuple[str, functools.partial[Any], str]]:
+    """Where partials hold parameters as keywords: a name for it, the partial and the keyword.
+
+    They may be in a wrapper of rank functions, or in one another.
+    """
     while value is not None and not isinstance(value, LossModule):  # a loss has registered its own
         if isinstance(value, functools.partial):
-            yield from ((name, x) for name, x in value.keywords.items() if isinstance(x, nn.Parameter))
+            for keyword, given in value.keywords.items():
+                path = f"{name}_{keyword}"
+                if isinstance(given, nn.Parameter):
+                    yield path, value, keyword
+                else:
+                    yield from _parameters_of(path, given)
             value = value.func
         else:
             value = getattr(value, "rank_fn", None)

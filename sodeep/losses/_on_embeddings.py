@@ -57,6 +57,7 @@ class OnEmbeddings(LossModule[Any]):
 
     def _value(self, scores: Tensor, relevant: Tensor, where: Tensor | None, options: Mapping[str, Any]) -> Any:
         """The value of the loss, without the pairs outside `where`."""
+        self._hand_parameters_over()
         if 0 in scores.shape:  # not by numel(), for which torch.compile of torch 2.4 makes a graph a length
             return self._no_pairs(scores, options)
         if where is None:

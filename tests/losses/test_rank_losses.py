@@ -14,6 +14,7 @@ import torch
 from scipy import stats
 from torch import nn
 
+from sodeep import losses
 from sodeep.losses import CrossModalLoss, EmbeddingLoss, nt_xent_loss
 from sodeep.losses._base import UndefinedListWarning
 from sodeep.losses.rank import MAPLoss, RecallLoss, SpearmanLoss, map_loss, recall_loss, spearman_loss
@@ -470,7 +471,7 @@ def test_ranks_in_place_of_a_rank_function():
 def test_a_constructor_that_is_given_the_tensors_of_a_call():
     expected = (
         "`rank_fn` must be an option of SpearmanLoss, got a tensor of shape (2,) and dtype float32. Build the loss "
-        "first, and call it with its tensors: loss_fn = SpearmanLoss(...), then loss_fn(scores, ...)."
+        "first, and call it with its tensors: loss_fn = SpearmanLoss(...), then loss_fn(...)."
     )
     with pytest.raises(TypeError, match=exactly(expected)):
         SpearmanLoss(torch.randn(2))
@@ -507,3 +508,41 @@ def test_samples_by_two_outputs_are_said_to_be_lists_of_two(generator):
     spearman_loss(scores[:7], target[:7], rank_fn=laplace_rank)  # a few pairs
     spearman_loss(scores, target, rank_fn=laplace_rank, where=torch.ones(60, 2, dtype=torch.bool))  # padded lists
     map_loss(scores, scores > 0, rank_fn=laplace_rank, where=scores[:, :1] > -9)  # one relevant item and another
+
+
+def test_a_partials_parameter_is_what_the_module_has():
+    """Also where the Module, not the optimiser, has put another tensor in its place."""
+    scores, target = torch.randn(3, 9), torch.randn(3, 9)
+
+    def build(tau):
+        return SpearmanLoss(partial(laplace_rank, tau=nn.Parameter(torch.tensor(tau))))
+
+    expected = build(2.0)(scores, target)
+    loss = build(0.3)
+    loss.load_state_dict({"rank_fn_tau": torch.tensor(2.0)}, assign=True)
+    torch.testing.assert_close(loss(scores, target), expected)
+    loss = build(0.3)
+    found = torch.func.functional_call(loss, {"rank_fn_tau": torch.tensor(2.0)}, (scores, target))
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(loss(scores, target), build(0.3)(scores, target))
+    with torch.device("meta"):
+        loss = build(0.3)
+    loss.to_empty(device="cpu").load_state_dict({"rank_fn_tau": torch.tensor(2.0)})
+    torch.testing.assert_close(loss(scores, target), expected)
+
+
+def test_a_parameter_of_a_partial_in_a_partial_is_trained():
+    tau = nn.Parameter(torch.tensor(0.5))
+    loss = EmbeddingLoss(partial(map_loss, rank_fn=partial(laplace_rank, tau=tau)))
+    assert [name for name, _ in loss.named_parameters()] == ["loss_rank_fn_tau"]
+    loss(torch.randn(8, 4), torch.arange(4).repeat(2)).backward()
+    assert tau.grad is not None
+
+
+@pytest.mark.parametrize("build", [losses.NTXentLoss, SpearmanLoss, EmbeddingLoss, losses.FastAPLoss])
+def test_tensors_and_weights_go_with_the_call(build):
+    name = build.__name__
+    with pytest.raises(TypeError, match=f"must be an option of {name}, got a tensor.*loss_fn = {name}"):
+        build(torch.randn(4, 8), torch.zeros(4))
+    with pytest.raises(TypeError, match=f"`weight` must not be given where {name} is built"):
+        build(weight=torch.tensor(1.0))
