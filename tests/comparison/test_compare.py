@@ -1600,3 +1600,19 @@ def started(out, jobs):
         yield process
     finally:
         process.kill()
+
+
+def test_the_settings_of_a_comparison_rise_for_all_of_its_losses(tmp_path):
+    def run(losses, trials):
+        return compare("toy", losses, out=tmp_path, seeds=1, trials=trials, max_steps=2)
+
+    run(["bce", "hinge"], 1)
+    kept = {path.name: path.read_bytes() for path in tmp_path.glob("*.json*")}
+    message = (
+        f"`losses` must name hinge as well where `trials` rises from 1 to 2 in {tmp_path}: all its losses have as many "
+        "settings. Or choose another folder."
+    )
+    with pytest.raises(ValueError, match="^" + re.escape(message) + "$"):
+        run(["bce", "svm"], 2)
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("*.json*")} == kept
+    assert [done.stage for done in run(["bce", "hinge"], 2)].count("tuning") == 4

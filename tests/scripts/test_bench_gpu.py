@@ -35,4 +35,4 @@ def test_a_case_that_fails_does_not_end_the_run(monkeypatch, tmp_path):
 def test_what_there_is_no_time_for_is_counted(monkeypatch, tmp_path):
     command = ["--device", "cpu", "--tiny", "--part", "sorters", "--max-time", "0", "--out", str(tmp_path / "out.md")]
     result = CliRunner().invoke(bench_gpu.main, command, catch_exceptions=False)
-    assert result.output.endswith("| sorters | 9 more | | | no time |  |\n")
+    assert result.output.endswith("| sorters | 12 more | | | no time |  |\n")
