@@ -243,7 +243,7 @@ def test_a_tau_that_learns(rank_fn):
     far = (scores.detach() + 2**20).masked_fill(~where, torch.nan).float()
     slopes = [torch.autograd.grad(rank_fn(s, single, where)[..., 0].sum(), single)[0] for s in (scores.detach(), far)]
     assert_close(slopes[0], slopes[1], rtol=0.1, atol=0)
-    with pytest.raises(ValueError, match=r"^`tau` must be positive and finite, got a smallest value of -0\.5\.$"):
+    with pytest.raises(ValueError, match=r"^`tau` must be positive and finite, got a smallest value of -0\.5\. To learn"):
         rank_fn(scores, -single)
 
 
@@ -907,7 +907,8 @@ def test_bad_tau(rank_fn):
     )
     refuse(
         ValueError,
-        "`tau` must be positive and finite, got a smallest value of -1.0.",
+        "`tau` must be positive and finite, got a smallest value of -1.0. To learn one that stays so, learn its "
+        "logarithm: lambda scores: laplace_rank(scores, tau=log_tau.exp()).",
         lambda: rank_fn(torch.zeros(2, 3), torch.tensor([[1.0], [-1.0]])),
     )
 

@@ -119,7 +119,10 @@ def test_recurrent_sorter_needs_a_length(tmp_path):
 
 
 def test_export_of_what_is_no_sorter(tmp_path):
-    message = "`sorter` must be a sodeep Sorter, got function. Export the sorter itself, not a compiled or wrapped one."
+    message = (
+        "`sorter` must be a sodeep Sorter, got function. Export the sorter itself, not its name (load_sorter gives it) "
+        "nor a compiled or wrapped one."
+    )
     with pytest.raises(TypeError, match="^" + re.escape(message) + "$"):
         export_sorter(tmp_path / "f.pt2", sodeep.laplace_rank)
     with pytest.raises(ValueError, match=r"^`n` must be a whole number of at least 1, got 0\.$"):
