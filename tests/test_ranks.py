@@ -243,7 +243,9 @@ def test_a_tau_that_learns(rank_fn):
     far = (scores.detach() + 2**20).masked_fill(~where, torch.nan).float()
     slopes = [torch.autograd.grad(rank_fn(s, single, where)[..., 0].sum(), single)[0] for s in (scores.detach(), far)]
     assert_close(slopes[0], slopes[1], rtol=0.1, atol=0)
-    with pytest.raises(ValueError, match=r"^`tau` must be positive and finite, got a smallest value of -0\.5\. To learn"):
+    with pytest.raises(
+        ValueError, match=r"^`tau` must be positive and finite, got a smallest value of -0\.5\. To learn"
+    ):
         rank_fn(scores, -single)
 
 

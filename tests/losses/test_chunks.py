@@ -249,7 +249,7 @@ BOUNDS = {  # how many times the memory of the scores a step may take, the incom
     "recall": (losses.recall_loss, {"rank_fn": laplace_rank, "hardest": 64}, 2.5),
     "spearman": (losses.spearman_loss, {"rank_fn": laplace_rank}, 2.5),
     "spearman and values": (losses.spearman_loss, {"rank_fn": laplace_rank, "value_weight": 0.1}, 4.5),
-    "asp": (losses.asp_loss, {}, 4.0),  # and a chunk, which takes 16 MB
+    "asp": (losses.asp_loss, {}, 2.5),
 }
 
 
@@ -257,11 +257,12 @@ BOUNDS = {  # how many times the memory of the scores a step may take, the incom
 def test_memory_is_a_small_multiple_of_the_scores(name):
     function, options, times = BOUNDS[name]
     generator = torch.Generator().manual_seed(0)
-    scores = torch.randn(1500, 1500, generator=generator).requires_grad_()
+    shape, chunk = ((400, 1500), 25e6) if name == "asp" else ((1500, 1500), 0)  # which takes long, and a large chunk
+    scores = torch.randn(shape, generator=generator).requires_grad_()
     relevant = torch.rand(scores.shape, generator=generator) < 0.05
     with LiveTensors() as live:
         function(scores, relevant, **options).backward()
-    assert live.peak < times * scores.nbytes
+    assert live.peak < times * scores.nbytes + chunk
 
 
 def test_memory_of_one_long_list_does_not_depend_on_how_many_are_hardest():
