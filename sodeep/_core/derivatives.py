@@ -74,7 +74,8 @@ def closed_form(
     Args:
         scores: (Q, N).
         with_slope: gives the values and their gradients (Q, N), in place of the graph of `plain`; None where it cannot.
-            It is called on scores without a graph whose values can be read.
+            It is called on scores without a graph; it may read their values on a CPU, elsewhere a CUDA graph may be
+            captured.
         plain: the values by operations that torch differentiates.
     """
     if untransformed(scores) and scores.requires_grad and torch.is_grad_enabled():
